@@ -1,0 +1,161 @@
+//! Every check that needs the configuration alone.
+
+use std::fmt::Display;
+
+use super::{Config, ConfigError, LayerType};
+
+struct Check<'a> {
+    origin: &'a str,
+}
+
+impl Check<'_> {
+    fn that(&self, holds: bool, key: &'static str, found: impl Display, allowed: &str) -> Result<(), ConfigError> {
+        if holds {
+            return Ok(());
+        }
+        Err(ConfigError::Value {
+            origin: self.origin.to_owned(),
+            key,
+            found: found.to_string(),
+            allowed: allowed.to_owned(),
+        })
+    }
+}
+
+pub(super) fn check(config: &Config, origin: &str) -> Result<(), ConfigError> {
+    let check = Check { origin };
+    run(config, &check)?;
+    drafter(config, &check)?;
+    data(config, &check)?;
+    training(config, &check)?;
+    queue(config, &check)
+}
+
+fn run(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let run = &config.run;
+    check.that((1..=64).contains(&run.pairs), "run.pairs", run.pairs, "1 to 64")?;
+    check.that(run.wait_timeout_s >= 1, "run.wait_timeout_s", run.wait_timeout_s, "1 or more seconds")
+}
+
+fn drafter(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let drafter = &config.drafter;
+    check.that((2..=64).contains(&drafter.block_size), "drafter.block_size", drafter.block_size, "2 to 64")?;
+    let layers = drafter.num_hidden_layers;
+    check.that((1..=64).contains(&layers), "drafter.num_hidden_layers", layers, "1 to 64")?;
+    let taps = drafter.num_target_layer_ids;
+    check.that((1..=64).contains(&taps), "drafter.num_target_layer_ids", taps, "1 to 64")?;
+    if let Some(ids) = &drafter.target_layer_ids {
+        let ascending = !ids.is_empty() && ids.windows(2).all(|pair| pair[0] < pair[1]);
+        check.that(ascending, "drafter.target_layer_ids", format!("{ids:?}"), "layer numbers, ascending")?;
+    }
+    if let Some(types) = &drafter.layer_types {
+        let found = format!("{} entries", types.len());
+        check.that(types.len() == layers as usize, "drafter.layer_types", found, "one entry per draft layer")?;
+        let sliding = types.contains(&LayerType::SlidingAttention);
+        let window = drafter.sliding_window;
+        let fits = !sliding || window.is_some_and(|window| window >= 1);
+        check.that(fits, "drafter.sliding_window", format!("{window:?}"), "1 or more, as a layer slides")?;
+    }
+    Ok(())
+}
+
+fn data(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let data = &config.data;
+    check.that(data.max_length >= 2, "data.max_length", data.max_length, "2 or more tokens")?;
+    let fits = data.batch_tokens >= data.max_length;
+    check.that(fits, "data.batch_tokens", data.batch_tokens, "data.max_length or more")?;
+    let bounds = &data.bucket_bounds;
+    let ascending = bounds.windows(2).all(|pair| pair[0] < pair[1]) && bounds.first() != Some(&0);
+    check.that(ascending, "data.bucket_bounds", format!("{bounds:?}"), "row lengths above 0, ascending")?;
+    check.that(bounds.len() <= 16, "data.bucket_bounds", format!("{} bounds", bounds.len()), "16 bounds at most")?;
+    check.that((0.0..=1.0).contains(&data.max_dropped), "data.max_dropped", data.max_dropped, "a share from 0 to 1")
+}
+
+fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let training = &config.training;
+    check.that(training.num_epochs >= 1, "training.num_epochs", training.num_epochs, "1 or more")?;
+    check.that(training.max_steps != Some(0), "training.max_steps", 0, "1 or more")?;
+    let batches = training.batches_per_step;
+    check.that(batches >= 1, "training.batches_per_step", batches, "1 or more")?;
+    let rate = training.learning_rate;
+    check.that(rate > 0.0 && rate.is_finite(), "training.learning_rate", rate, "above 0")?;
+    let least = training.min_learning_rate;
+    check.that((0.0..=rate).contains(&least), "training.min_learning_rate", least, "0 to learning_rate")?;
+    let warmup = training.warmup_ratio;
+    check.that((0.0..1.0).contains(&warmup), "training.warmup_ratio", warmup, "0 up to below 1")?;
+    let norm = training.max_grad_norm;
+    check.that(norm > 0.0, "training.max_grad_norm", norm, "above 0")?;
+    let decay = training.weight_decay;
+    check.that(decay >= 0.0 && decay.is_finite(), "training.weight_decay", decay, "0 or more")?;
+    check.that(training.num_anchors >= 1, "training.num_anchors", training.num_anchors, "1 or more")?;
+    let gamma = training.loss_decay_gamma;
+    check.that(
+        gamma > 0.0,
+        "training.loss_decay_gamma",
+        gamma,
+        "above 0 (published: 7 for block 16, 4 for block 8)",
+    )?;
+    check.that(training.max_checkpoints >= 1, "training.max_checkpoints", training.max_checkpoints, "1 or more")?;
+    check.that(training.log_interval >= 1, "training.log_interval", training.log_interval, "1 or more")
+}
+
+fn queue(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let queue = &config.queue;
+    check.that((1..=4096).contains(&queue.capacity), "queue.capacity", queue.capacity, "1 to 4096 slots")?;
+    let gate = (1..=queue.capacity).contains(&queue.min_ready);
+    let allowed = "1 to queue.capacity, or the gate would never open";
+    check.that(gate, "queue.min_ready", queue.min_ready, allowed)?;
+    check.that(queue.max_age_s > 0.0, "queue.max_age_s", queue.max_age_s, "above 0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, ConfigError};
+
+    const MINIMAL: &str = "[run]\noutput_dir='o'\n[model]\ntarget_model_path='m'\n[data]\ntrain_data_path='d'\n";
+
+    fn load(extra: &str, overrides: &[&str]) -> Result<Config, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.toml");
+        std::fs::write(&path, format!("{MINIMAL}{extra}")).unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Config::load(&path, &overrides)
+    }
+
+    #[test]
+    fn a_minimal_file_gets_the_published_defaults() {
+        let config = load("", &[]).unwrap();
+        assert_eq!((config.drafter.block_size, config.training.num_anchors, config.data.max_length), (16, 512, 3072));
+        assert_eq!((config.training.learning_rate, config.training.warmup_ratio), (6e-4, 0.04));
+    }
+
+    #[test]
+    fn overrides_reach_their_key_and_keep_their_type() {
+        let overrides =
+            ["training.max_steps=20", "data.train_data_path=other/file.jsonl", "drafter.target_layer_ids=[1, 3]"];
+        let config = load("", &overrides).unwrap();
+        assert_eq!(config.training.max_steps, Some(20));
+        assert_eq!(config.data.train_data_path.to_str(), Some("other/file.jsonl"));
+        assert_eq!(config.drafter.target_layer_ids, Some(vec![1, 3]));
+    }
+
+    #[test]
+    fn refusals_name_file_key_found_and_allowed() {
+        let unknown = load("batch_size = 3\n", &[]).unwrap_err().to_string();
+        assert!(unknown.contains("train.toml") && unknown.contains("batch_size") && unknown.contains("expected"));
+        let value = load("", &["queue.min_ready=9", "queue.capacity=4"]).unwrap_err().to_string();
+        assert!(value.contains("queue.min_ready: found 9, allowed: 1 to queue.capacity"), "{value}");
+        let kind = load("", &["training.num_anchors=many"]).unwrap_err().to_string();
+        assert!(kind.contains("invalid type: string"), "{kind}");
+        let shape = load("", &["training=3"]).unwrap_err().to_string();
+        assert!(shape.contains("not section.key=value"), "{shape}");
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let config = load("", &["training.max_steps=7", "drafter.mask_token_id=3"]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        config.write(folder.path()).unwrap();
+        assert_eq!(Config::of_run(folder.path()).unwrap(), config);
+    }
+}

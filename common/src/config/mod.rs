@@ -1,0 +1,325 @@
+//! The configuration as a person writes it: one TOML file, then `section.key=value` overrides.
+//!
+//! Key names are those that users of other DFlash trainers know. Unknown keys and bad values are refused with file,
+//! key, what was found and what is allowed. The resolved file is written into the run folder; workers read only that.
+//! Relative paths are relative to the folder `tandem` was started in.
+
+mod check;
+mod error;
+mod load;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::ConfigError;
+
+/// A whole run, as written.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where it runs and where results go.
+    pub run: RunSection,
+    /// The frozen model.
+    pub model: ModelSection,
+    /// The draft model's shape.
+    #[serde(default)]
+    pub drafter: DrafterSection,
+    /// Chats in.
+    pub data: DataSection,
+    /// The optimizer's side.
+    #[serde(default)]
+    pub training: TrainingSection,
+    /// The queue between the two.
+    #[serde(default)]
+    pub queue: QueueSection,
+    /// Decoding with the trained drafter.
+    #[serde(default)]
+    pub evaluation: EvaluationSection,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct RunSection {
+    /// The run folder: resolved configuration, logs, metrics, checkpoints, summary.
+    pub output_dir: PathBuf,
+    /// Number of target-drafter pairs.
+    #[serde(default = "one")]
+    pub pairs: u32,
+    /// Where tensors live.
+    #[serde(default)]
+    pub device: Device,
+    /// Compute threads of each worker; 0 shares the machine's cores out evenly.
+    #[serde(default)]
+    pub threads: u32,
+    /// How often one worker may be restarted.
+    #[serde(default = "defaults::max_restarts")]
+    pub max_restarts: u32,
+    /// The longest any process waits for another before it gives up, in seconds.
+    #[serde(default = "defaults::wait_timeout_s")]
+    pub wait_timeout_s: u64,
+}
+
+/// Where tensors live.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// CUDA where there is a GPU, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// One GPU a worker.
+    Cuda,
+}
+
+/// `[model]`: the target.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSection {
+    /// A Hugging Face folder: config.json, *.safetensors, tokenizer.json.
+    pub target_model_path: PathBuf,
+    /// Compute type of target and drafter, and the type of captured hidden states.
+    #[serde(default)]
+    pub torch_dtype: Dtype,
+}
+
+/// A floating-point type.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 4 bytes.
+    Float32,
+    /// 2 bytes; masters and optimizer stay in float32.
+    #[default]
+    Bfloat16,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            Dtype::Float32 => 4,
+            Dtype::Bfloat16 => 2,
+        }
+    }
+}
+
+/// `[drafter]`: what is left out is taken from the target's config.json or the published rule.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrafterSection {
+    /// Slots of a block, the anchor's included.
+    pub block_size: u32,
+    /// Draft layers.
+    pub num_hidden_layers: u32,
+    /// Tapped target layers (0-based layer outputs), ascending; default: `num_target_layer_ids` by the published rule.
+    pub target_layer_ids: Option<Vec<u32>>,
+    /// How many layers to tap when `target_layer_ids` is not given.
+    pub num_target_layer_ids: u32,
+    /// The embedding row that stands for "not known yet"; default: first row that the tokenizer does not use.
+    pub mask_token_id: Option<u32>,
+    /// Default: the target's.
+    pub num_attention_heads: Option<u32>,
+    /// Default: the target's.
+    pub num_key_value_heads: Option<u32>,
+    /// Default: the target's.
+    pub head_dim: Option<u32>,
+    /// Default: the target's.
+    pub intermediate_size: Option<u32>,
+    /// Default: the target's.
+    pub rope_theta: Option<f64>,
+    /// One of `full_attention` or `sliding_attention` per layer; default: all full.
+    pub layer_types: Option<Vec<LayerType>>,
+    /// Window of the sliding layers, in positions.
+    pub sliding_window: Option<u32>,
+    /// A z-lab format folder to start from instead of random weights.
+    pub draft_checkpoint_path: Option<PathBuf>,
+}
+
+/// How a draft layer sees: over the whole context and both ways in its block, or causally through a window.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerType {
+    /// Whole context, whole block.
+    FullAttention,
+    /// Moving window, causal inside the block.
+    SlidingAttention,
+}
+
+/// `[data]`
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct DataSection {
+    /// JSONL (or a JSON array) of chats with `messages` or `conversations`.
+    pub train_data_path: PathBuf,
+    /// Rows are cut to this many tokens.
+    #[serde(default = "defaults::max_length")]
+    pub max_length: u32,
+    /// Tokens of one packed batch at most; at least `max_length`.
+    #[serde(default = "defaults::batch_tokens")]
+    pub batch_tokens: u32,
+    /// Upper row lengths of the length buckets, ascending; the last is raised to `max_length`. Empty: one bucket.
+    #[serde(default)]
+    pub bucket_bounds: Vec<u32>,
+    /// The run is refused when more than this share of the rows is dropped.
+    #[serde(default = "defaults::max_dropped")]
+    pub max_dropped: f64,
+    /// Where tokenised rows are kept between runs.
+    #[serde(default = "defaults::cache_dir")]
+    pub cache_dir: PathBuf,
+}
+
+/// `[training]`
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSection {
+    /// Passes over the data.
+    pub num_epochs: u32,
+    /// Ends earlier, after this many optimizer steps.
+    pub max_steps: Option<u64>,
+    /// Packed batches summed into one optimizer step, over all drafters.
+    pub batches_per_step: u32,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// The cosine ends here.
+    pub min_learning_rate: f64,
+    /// Share of the steps that warm up.
+    pub warmup_ratio: f64,
+    /// Gradients are clipped to this global norm.
+    pub max_grad_norm: f64,
+    /// AdamW's decoupled decay.
+    pub weight_decay: f64,
+    /// Blocks drawn per row at most.
+    pub num_anchors: u32,
+    /// Position weights are exp(-(i-1)/gamma).
+    pub loss_decay_gamma: f64,
+    /// Steps between checkpoints; 0 saves only at the end.
+    pub save_interval: u64,
+    /// Checkpoints kept.
+    pub max_checkpoints: u32,
+    /// Steps between lines in metrics.jsonl.
+    pub log_interval: u64,
+    /// Seeds data order, anchors and first weights.
+    pub seed: u64,
+}
+
+/// `[queue]`
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct QueueSection {
+    /// Batches in flight at most, over all buckets.
+    pub capacity: u32,
+    /// The gate: nothing is popped while fewer are ready, until the targets are done.
+    pub min_ready: u32,
+    /// Which ready batch is popped next.
+    pub policy: PopPolicy,
+    /// Under `mixed`, a batch that waited this long goes next whatever its bucket, in seconds.
+    pub max_age_s: f64,
+}
+
+/// Which ready batch is popped next.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum PopPolicy {
+    /// Random bucket weighted by what is ready in it, oldest first.
+    #[default]
+    Mixed,
+    /// Batch order: the same seed gives the same losses whatever the timing.
+    Strict,
+}
+
+/// `[evaluation]`
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationSection {
+    /// Held-out chats; the last user turn is answered. Without it a run is not evaluated.
+    pub eval_data_path: Option<PathBuf>,
+    /// Prompts taken from the start of the file.
+    pub num_prompts: u32,
+    /// Tokens generated per prompt at most.
+    pub max_new_tokens: u32,
+    /// Decodes again in float32 without a drafter and compares token for token.
+    pub lossless_check: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+mod defaults {
+    use std::path::PathBuf;
+
+    pub(super) fn max_restarts() -> u32 {
+        3
+    }
+    pub(super) fn wait_timeout_s() -> u64 {
+        1800
+    }
+    pub(super) fn max_length() -> u32 {
+        3072
+    }
+    pub(super) fn batch_tokens() -> u32 {
+        12_288
+    }
+    pub(super) fn max_dropped() -> f64 {
+        0.5
+    }
+    pub(super) fn cache_dir() -> PathBuf {
+        PathBuf::from("runs/token-store")
+    }
+}
+
+impl Default for DrafterSection {
+    fn default() -> Self {
+        DrafterSection {
+            block_size: 16,
+            num_hidden_layers: 5,
+            target_layer_ids: None,
+            num_target_layer_ids: 5,
+            mask_token_id: None,
+            num_attention_heads: None,
+            num_key_value_heads: None,
+            head_dim: None,
+            intermediate_size: None,
+            rope_theta: None,
+            layer_types: None,
+            sliding_window: None,
+            draft_checkpoint_path: None,
+        }
+    }
+}
+
+impl Default for TrainingSection {
+    fn default() -> Self {
+        TrainingSection {
+            num_epochs: 6,
+            max_steps: None,
+            batches_per_step: 1,
+            learning_rate: 6e-4,
+            min_learning_rate: 0.0,
+            warmup_ratio: 0.04,
+            max_grad_norm: 1.0,
+            weight_decay: 0.0,
+            num_anchors: 512,
+            loss_decay_gamma: 7.0,
+            save_interval: 1000,
+            max_checkpoints: 3,
+            log_interval: 10,
+            seed: 42,
+        }
+    }
+}
+
+impl Default for QueueSection {
+    fn default() -> Self {
+        QueueSection { capacity: 8, min_ready: 2, policy: PopPolicy::Mixed, max_age_s: 5.0 }
+    }
+}
+
+impl Default for EvaluationSection {
+    fn default() -> Self {
+        EvaluationSection { eval_data_path: None, num_prompts: 32, max_new_tokens: 128, lossless_check: true }
+    }
+}

@@ -1,0 +1,2 @@
+//! A program.
+fn main() {}
