@@ -15,4 +15,8 @@
 //! - **A12** every row exactly once per epoch.
 
 pub mod config;
+pub mod exit;
 pub mod ids;
+pub mod manifest;
+pub mod model_config;
+pub mod telemetry;
