@@ -1,0 +1,58 @@
+//! libtorch's process-wide settings: which device, how many threads, and opening the CUDA half of libtorch.
+
+#![expect(unsafe_code, reason = "opens libtorch's CUDA half by name")]
+
+use common::config::{Device as Wanted, Dtype};
+use common::ids::Rank;
+use tch::{Device, Kind};
+
+/// Why a device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The configuration asks for a GPU and libtorch sees too few.
+    #[error("device cuda:{index} was asked for, libtorch sees {found} GPUs (is the CUDA build of torch 2.11 in use, and the GPU visible?)")]
+    NoGpu {
+        /// The wanted GPU.
+        index: u32,
+        /// GPUs that there are.
+        found: i64,
+    },
+}
+
+/// Prepares libtorch for this process: opens its CUDA half, fixes the compute threads and picks the worker's device.
+///
+/// Call it before anything else touches libtorch: the CUDA hooks are looked up once, at first use.
+///
+/// # Errors
+/// A GPU is asked for and there is none for this rank.
+pub fn start(wanted: Wanted, rank: Rank, threads: u32) -> Result<Device, DeviceError> {
+    if wanted != Wanted::Cpu {
+        open_cuda();
+    }
+    tch::set_num_threads(threads.max(1) as i32);
+    tch::set_num_interop_threads(1);
+    let found = if wanted == Wanted::Cpu { 0 } else { tch::Cuda::device_count() };
+    match wanted {
+        Wanted::Cpu => Ok(Device::Cpu),
+        Wanted::Auto if found == 0 => Ok(Device::Cpu),
+        _ if i64::from(rank.0) < found => Ok(Device::Cuda(rank.0 as usize)),
+        _ => Err(DeviceError::NoGpu { index: rank.0, found }),
+    }
+}
+
+/// The libtorch type of a configured one.
+pub fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::Float32 => Kind::Float,
+        Dtype::Bfloat16 => Kind::BFloat16,
+    }
+}
+
+/// Opens libtorch_cuda with global symbols. The linker drops it, since nothing here names a symbol of it; without it
+/// libtorch reports no GPU. A libtorch without CUDA (the lean CPU copy) has nothing to open, which is fine.
+fn open_cuda() {
+    const NAME: &std::ffi::CStr = c"libtorch_cuda.so";
+    // SAFETY: the name is a C string, and libtorch's initialisers may run on any thread before its first use.
+    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    tracing::debug!(found = !handle.is_null(), "libtorch_cuda");
+}
