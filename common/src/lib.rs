@@ -15,8 +15,17 @@
 //! - **A12** every row exactly once per epoch.
 
 pub mod config;
+pub mod evaluation;
 pub mod exit;
 pub mod ids;
 pub mod manifest;
 pub mod model_config;
 pub mod telemetry;
+pub mod shm;
+pub mod shutdown;
+mod sync;
+pub mod wait;
+pub mod wire;
+
+#[cfg(test)]
+mod testing;

@@ -9,6 +9,7 @@ mod error;
 mod load;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,13 @@ pub struct RunSection {
     /// The longest any process waits for another before it gives up, in seconds.
     #[serde(default = "defaults::wait_timeout_s")]
     pub wait_timeout_s: u64,
+}
+
+impl RunSection {
+    /// The longest any process waits for another.
+    pub fn wait_timeout(&self) -> Duration {
+        Duration::from_secs(self.wait_timeout_s)
+    }
 }
 
 /// Where tensors live.
