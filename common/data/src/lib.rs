@@ -1,1 +1,17 @@
-//! Tandem.
+//! Chats in, token rows and batch plans out. No torch.
+//!
+//! ```text
+//! file -> chats (rows, each with its line) -> template (text) -> tokenizer (ids, offsets) -> mask (assistant only)
+//!      -> store (memory-mapped, built once) -> plan (batches: a pure function of rows, seed and epoch)
+//! ```
+//!
+//! Every input row is either kept or counted with its line and the reason; nothing is guessed and nothing vanishes.
+
+pub mod chats;
+pub mod mask;
+pub mod plan;
+pub mod prompts;
+pub mod row;
+pub mod store;
+pub mod template;
+pub mod tokenizer;
