@@ -20,6 +20,7 @@ pub mod exit;
 pub mod ids;
 pub mod manifest;
 pub mod model_config;
+pub mod run_plan;
 pub mod telemetry;
 pub mod shm;
 pub mod shutdown;

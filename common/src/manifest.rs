@@ -1,0 +1,149 @@
+//! A checkpoint's manifest: what a launcher or an inspector needs to know of it, readable without torch.
+//!
+//! A checkpoint is the folder `checkpoints/step-NNNNNN` of a run folder. The drafter writes all its files into a
+//! temporary folder and renames it last, so a folder of that name is whole or absent; what is not whole is passed over
+//! here all the same.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Step;
+
+/// Folder of all checkpoints in a run folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+
+/// The manifest's name in a checkpoint.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// The files of a whole checkpoint: z-lab format, then what a restart needs.
+pub const CHECKPOINT_FILES: [&str; 4] = ["config.json", "model.safetensors", "state.safetensors", MANIFEST_FILE];
+
+/// Where training stood when the checkpoint was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The run that wrote it.
+    pub run_id: String,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Batch ids that these weights were trained on, as half-open ranges, ascending.
+    pub trained: Vec<(u64, u64)>,
+    /// The embedding row that stands for "not known yet"; served models need it.
+    pub mask_token_id: u32,
+}
+
+/// A manifest that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// The file system said no.
+    #[error("{path}: {source}")]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not a manifest.
+    #[error("{path}: not a checkpoint manifest: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words.
+        source: serde_json::Error,
+    },
+}
+
+impl Manifest {
+    /// Writes `manifest.json` into a checkpoint folder.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, checkpoint: &Path) -> Result<(), ManifestError> {
+        let path = checkpoint.join(MANIFEST_FILE);
+        let text = serde_json::to_string_pretty(self).expect("a Manifest has only values that JSON can hold");
+        std::fs::write(&path, text + "\n").map_err(|source| ManifestError::File { path, source })
+    }
+
+    /// Reads `manifest.json` of a checkpoint folder.
+    ///
+    /// # Errors
+    /// Unreadable file, or not a manifest.
+    pub fn read(checkpoint: &Path) -> Result<Manifest, ManifestError> {
+        let path = checkpoint.join(MANIFEST_FILE);
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| ManifestError::File { path: path.clone(), source })?;
+        serde_json::from_str(&text).map_err(|source| ManifestError::Parse { path, source })
+    }
+}
+
+/// The folder name of a step's checkpoint: `step-000200`.
+pub fn folder_name(step: Step) -> String {
+    format!("step-{:06}", step.0)
+}
+
+/// The whole checkpoints of a run folder, oldest first.
+pub fn checkpoints(run_dir: &Path) -> Vec<PathBuf> {
+    whole_ones(run_dir).into_iter().map(|(folder, _)| folder).collect()
+}
+
+/// The newest whole checkpoint of a run folder and its manifest.
+pub fn newest_checkpoint(run_dir: &Path) -> Option<(PathBuf, Manifest)> {
+    whole_ones(run_dir).pop()
+}
+
+fn whole_ones(run_dir: &Path) -> Vec<(PathBuf, Manifest)> {
+    // A folder that cannot be listed holds no checkpoint that could be used.
+    let entries = std::fs::read_dir(run_dir.join(CHECKPOINTS)).into_iter().flatten().flatten();
+    let mut whole: Vec<_> = entries.filter_map(|entry| whole(entry.path())).collect();
+    whole.sort_by_key(|(_, manifest)| manifest.step);
+    whole
+}
+
+/// The folder with its manifest, if every file is there and its name is its step's.
+fn whole(folder: PathBuf) -> Option<(PathBuf, Manifest)> {
+    let complete = CHECKPOINT_FILES.iter().all(|name| folder.join(name).is_file());
+    let manifest = Manifest::read(&folder).ok().filter(|_| complete)?;
+    folder.ends_with(folder_name(Step(manifest.step))).then_some((folder, manifest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(run_dir: &Path, step: u64) -> PathBuf {
+        let folder = run_dir.join(CHECKPOINTS).join(folder_name(Step(step)));
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in CHECKPOINT_FILES {
+            std::fs::write(folder.join(name), "x").unwrap();
+        }
+        let manifest = Manifest { run_id: "r".into(), step, trained: vec![(0, 3), (4, 7)], mask_token_id: 9 };
+        manifest.write(&folder).unwrap();
+        assert_eq!(Manifest::read(&folder).unwrap(), manifest);
+        folder
+    }
+
+    #[test]
+    fn the_newest_is_the_one_of_the_highest_step() {
+        let run = tempfile::tempdir().unwrap();
+        assert_eq!(newest_checkpoint(run.path()), None);
+        let older = save(run.path(), 999_999);
+        let newest = save(run.path(), 1_000_000);
+        let oldest = save(run.path(), 20);
+        assert_eq!(checkpoints(run.path()), [oldest, older, newest.clone()]);
+        let (folder, manifest) = newest_checkpoint(run.path()).unwrap();
+        assert_eq!((folder, manifest.step), (newest, 1_000_000));
+    }
+
+    #[test]
+    fn what_is_not_whole_is_passed_over() {
+        let run = tempfile::tempdir().unwrap();
+        let whole = save(run.path(), 1);
+        for (step, file) in (2..).zip(CHECKPOINT_FILES) {
+            std::fs::remove_file(save(run.path(), step).join(file)).unwrap();
+        }
+        std::fs::write(save(run.path(), 7).join(MANIFEST_FILE), "{").unwrap();
+        std::fs::rename(save(run.path(), 8), run.path().join(CHECKPOINTS).join("step-000008.partial")).unwrap();
+        assert_eq!(newest_checkpoint(run.path()).unwrap().0, whole);
+    }
+}

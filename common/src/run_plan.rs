@@ -1,0 +1,89 @@
+//! `plan.json`: what the launcher worked out once and every worker of the run reads.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model_config::{DraftConfig, TargetConfig};
+
+/// The plan's name in a run folder.
+pub const PLAN_FILE: &str = "plan.json";
+
+/// A run, worked out: the configuration ([`crate::config::Config`]) met the model's and the data's files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunPlan {
+    /// Names the run's shared memory; unique on this machine.
+    pub run_id: String,
+    /// Packed batches to train on, over all epochs; ids run from 0 to here.
+    pub total_batches: u64,
+    /// Optimizer steps.
+    pub total_steps: u64,
+    /// Batches of each epoch, before `training.max_steps` cuts the last ones off.
+    pub batches_per_epoch: Vec<u64>,
+    /// Compute threads of each worker.
+    pub threads: u32,
+    /// The frozen model.
+    pub target: TargetConfig,
+    /// The draft model, every shape filled in.
+    pub draft: DraftConfig,
+}
+
+/// A plan that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum RunPlanError {
+    /// The file system said no.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Not a plan of this version.
+    #[error("{path}: not a plan of this version of Tandem: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words.
+        source: serde_json::Error,
+    },
+}
+
+impl RunPlan {
+    /// The queue's shared memory.
+    pub fn queue_name(&self) -> String {
+        format!("tandem-{}", self.run_id)
+    }
+
+    /// The host arena's shared memory: the slots' payload.
+    pub fn arena_name(&self) -> String {
+        format!("tandem-{}-arena", self.run_id)
+    }
+
+    /// The shared memory in which drafters sum their gradients.
+    pub fn reduce_name(&self) -> String {
+        format!("tandem-{}-reduce", self.run_id)
+    }
+
+    /// Writes `plan.json` into the run folder.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, run_dir: &Path) -> Result<(), RunPlanError> {
+        let path = run_dir.join(PLAN_FILE);
+        let text = serde_json::to_string_pretty(self).expect("a RunPlan has only values that JSON can hold");
+        std::fs::write(&path, text + "\n").map_err(|source| RunPlanError::File { path, source })
+    }
+
+    /// Reads `plan.json` of a run folder.
+    ///
+    /// # Errors
+    /// Unreadable file, or not a plan.
+    pub fn read(run_dir: &Path) -> Result<RunPlan, RunPlanError> {
+        let path = run_dir.join(PLAN_FILE);
+        let text =
+            std::fs::read_to_string(&path).map_err(|source| RunPlanError::File { path: path.clone(), source })?;
+        serde_json::from_str(&text).map_err(|source| RunPlanError::Parse { path, source })
+    }
+}
