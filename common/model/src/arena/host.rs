@@ -47,6 +47,6 @@ impl HostArena {
         let size = [tokens, (self.shape.taps * self.shape.hidden) as i64];
         // SAFETY: `data` points to at least the bytes of `size` elements, page-aligned at the slot's multiple; the tensor
         // is dropped before `self` unmaps, as both methods that call this keep it to themselves.
-        unsafe { Tensor::from_blob(data, &size, &[size[1], 1], self.shape.kind(), Device::Cpu) }
+        unsafe { Tensor::from_blob(data.as_ptr(), &size, &[size[1], 1], self.shape.kind(), Device::Cpu) }
     }
 }

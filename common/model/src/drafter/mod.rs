@@ -1,0 +1,211 @@
+//! The DFlash draft model: a small stack of decoder layers that predicts a whole block of tokens at once, from the
+//! target's hidden states (spec sections 0, 1 and 3).
+//!
+//! Two ways through it, with the same layers. [`Drafter::forward`] runs many blocks of a packed batch for training;
+//! [`Drafter::propose`] runs one block behind a cache for decoding. They must agree: invariant A11.
+//!
+//! Embedding and head are the target's and frozen: they are not part of this.
+//!
+//! Shape letters: T context tokens, N blocks, B slots, K taps, H hidden size, V vocabulary.
+
+pub mod anchors;
+mod attention;
+mod layer;
+pub mod loss;
+pub mod mask;
+mod parameters;
+pub mod plan;
+
+use std::path::Path;
+
+use common::model_config::{DraftConfig, ModelConfigError};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::nn::{KvCache, KvShape, Rotary, linear, rms_norm};
+use crate::weights::{self, WeightsError};
+pub use anchors::{AnchorDraw, Block, PackedRows};
+use layer::Layer;
+pub use loss::{BlockTotals, LossParts, Weighting};
+pub use parameters::Parameters;
+pub use plan::{BlockPlan, PlanOptions};
+
+/// Standard deviation of fresh weight matrices.
+const INITIAL_DEVIATION: f32 = 0.02;
+
+/// A drafter that could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// Its `config.json`.
+    #[error(transparent)]
+    Config(#[from] ModelConfigError),
+    /// Its weights.
+    #[error(transparent)]
+    Weights(#[from] weights::SaveError),
+}
+
+/// A draft model with its gradients.
+pub struct Drafter {
+    config: DraftConfig,
+    parameters: Parameters,
+    layers: Vec<Layer>,
+    fc: Tensor, // [H, K*H]
+    hidden_norm: Tensor,
+    norm: Tensor,
+    rotary: Rotary,
+}
+
+impl Drafter {
+    /// Fresh weights: matrices N(0, 0.02), norms 1. The same seed gives the same weights on every device.
+    ///
+    /// # Errors
+    /// No memory for weights and gradients.
+    pub fn new(config: &DraftConfig, seed: u64, device: Device, kind: Kind) -> Result<Drafter, TchError> {
+        let shapes = config.parameter_shapes();
+        let mut parameters = Parameters::zeros(&shapes, kind, device)?;
+        let mut generator = ChaCha8Rng::seed_from_u64(seed);
+        let fresh = shapes.into_iter().map(|(name, shape)| {
+            let values = if shape.len() == 1 { vec![1.0; shape[0] as usize] } else { normal(&shape, &mut generator) };
+            (name, Tensor::from_slice(&values).view(shape.as_slice()))
+        });
+        parameters.assign_named(&fresh.collect());
+        Ok(Self::assemble(config, parameters, device))
+    }
+
+    /// Weights of a folder in the z-lab format whose `config.json` gave `config`.
+    ///
+    /// # Errors
+    /// Weights that cannot be read or do not fit the configuration; no memory.
+    pub fn load(folder: &Path, config: &DraftConfig, device: Device, kind: Kind) -> Result<Drafter, WeightsError> {
+        let shapes = config.parameter_shapes();
+        let loaded = weights::load(folder, &shapes, kind, device)?;
+        let mut parameters = Parameters::zeros(&shapes, kind, device)
+            .map_err(|source| WeightsError::Tensor { name: "draft weights".to_owned(), source })?;
+        parameters.assign_named(&loaded);
+        Ok(Self::assemble(config, parameters, device))
+    }
+
+    fn assemble(config: &DraftConfig, parameters: Parameters, device: Device) -> Drafter {
+        Drafter {
+            layers: (0..config.num_hidden_layers).map(|index| Layer::new(config, index, &parameters)).collect(),
+            fc: parameters.get("fc.weight"),
+            hidden_norm: parameters.get("hidden_norm.weight"),
+            norm: parameters.get("norm.weight"),
+            rotary: Rotary::new(&config.rope(), config.head_dim, device),
+            config: config.clone(),
+            parameters,
+        }
+    }
+
+    /// The shape it was made with.
+    pub fn config(&self) -> &DraftConfig {
+        &self.config
+    }
+
+    /// Weights and gradients.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// Weights and gradients, to be changed.
+    pub fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.parameters
+    }
+
+    /// What block plans must know of this drafter.
+    pub fn plan_options(&self) -> PlanOptions {
+        let mut visibilities = Vec::new();
+        for layer in &self.layers {
+            if !visibilities.contains(&layer.visibility()) {
+                visibilities.push(layer.visibility());
+            }
+        }
+        let values = self.parameters.values();
+        PlanOptions {
+            block_size: self.config.block_size,
+            mask_token_id: self.config.mask_token_id,
+            group_blocks: group_blocks(self.config.block_size, values.device()),
+            heads_per_key: self.config.num_attention_heads / self.config.num_key_value_heads,
+            visibilities,
+            kind: values.kind(),
+            device: values.device(),
+        }
+    }
+
+    /// The context stream of tapped hidden states: [T, K*H] to [T, H].
+    pub fn context(&self, taps: &Tensor) -> Tensor {
+        rms_norm(&linear(taps, &self.fc), &self.hidden_norm, self.config.rms_norm_eps)
+    }
+
+    /// Training: context [T, H] and embedded slots [N, B, H] to final hidden states [N, B, H], ready for the head.
+    pub fn forward(&self, context: &Tensor, noise: &Tensor, plan: &BlockPlan) -> Tensor {
+        let tables = self.rotary.tables(&plan.positions);
+        let mut x = noise.reshape([-1, self.config.hidden_size as i64]);
+        for layer in &self.layers {
+            let attention = plan.attention(layer.visibility());
+            x = layer.forward(&x, context, &tables, |q, k, v| attention.attend(q, k, v));
+        }
+        rms_norm(&x, &self.norm, self.config.rms_norm_eps).view_as(noise)
+    }
+
+    /// An empty cache for [`Drafter::propose`] with room for `capacity` tokens; more may come.
+    ///
+    /// # Errors
+    /// No memory for it.
+    pub fn new_cache(&self, capacity: usize) -> Result<KvCache, TchError> {
+        let heads = self.config.num_key_value_heads;
+        let shape = KvShape { layers: self.config.num_hidden_layers, heads, head_dim: self.config.head_dim };
+        KvCache::new(shape, capacity, self.parameters.values().kind(), self.parameters.values().device())
+    }
+
+    /// Decoding: pushes the taps [m, K*H] of the positions behind `cache` into it, then runs one block of embedded slots
+    /// [n, H] at the positions that follow, to final hidden states [n, H]. The block itself stays out of the cache.
+    pub fn propose(&self, taps: &Tensor, noise: &Tensor, cache: &mut KvCache) -> Tensor {
+        tch::no_grad(|| {
+            let (past, slots) = (cache.len() as i64, noise.size()[0]);
+            let start = past + taps.size()[0];
+            let positions = Tensor::arange_start(past, start + slots, (Kind::Int64, taps.device()));
+            let tables = self.rotary.tables(&positions);
+            let context = self.context(taps);
+            let mut x = noise.shallow_clone();
+            for (index, layer) in self.layers.iter().enumerate() {
+                x = layer.forward(&x, &context, &tables, |q, k, v| {
+                    let (keys, values) = cache.append(index, k, v);
+                    attention::behind_cache(q, &keys, &values, layer.visibility())
+                });
+            }
+            cache.advance((start - past) as usize);
+            rms_norm(&x, &self.norm, self.config.rms_norm_eps)
+        })
+    }
+
+    /// Writes `config.json` and `model.safetensors` (bfloat16) in the z-lab format.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), SaveError> {
+        self.config.write(folder)?;
+        Ok(weights::save(&folder.join(weights::SINGLE_FILE), self.parameters.named(), Kind::BFloat16)?)
+    }
+}
+
+/// Blocks per attention call. On a GPU a call should fill the device; on a CPU small groups waste less on the part of
+/// the mask that hides blocks from each other.
+fn group_blocks(block_size: usize, device: Device) -> usize {
+    let queries = if device.is_cuda() { 512 } else { 64 };
+    (queries / block_size).max(1)
+}
+
+/// Normal numbers from pairs of uniform ones (Box-Muller).
+fn normal(shape: &[i64], generator: &mut ChaCha8Rng) -> Vec<f32> {
+    let count = shape.iter().product::<i64>() as usize;
+    let mut numbers = Vec::with_capacity(count + 1);
+    while numbers.len() < count {
+        let radius = (-2.0 * (1.0 - generator.random::<f32>()).ln()).sqrt() * INITIAL_DEVIATION;
+        let (sine, cosine) = (std::f32::consts::TAU * generator.random::<f32>()).sin_cos();
+        numbers.extend([radius * cosine, radius * sine]);
+    }
+    numbers.truncate(count);
+    numbers
+}
