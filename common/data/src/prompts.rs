@@ -1,7 +1,10 @@
-//! Held-out prompts for evaluation.
-use std::path::Path;
+//! Held-out prompts for evaluation: conversations up to their last user turn, with the opening of the answer.
 
-use crate::store::Dropped;
+use std::path::{Path, PathBuf};
+
+use crate::chats::{Conversation, RawRow, ReadError, RowReader};
+use crate::row::RowFault;
+use crate::store::{Dropped, common_reasons};
 use crate::tokenizer::ChatTokenizer;
 
 /// A conversation up to its last user turn, with the opening of the answer.
@@ -16,7 +19,7 @@ pub struct Prompt {
 /// The first rows of a file that hold a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompts {
-    /// In file order.
+    /// In file order; at least one.
     pub prompts: Vec<Prompt>,
     /// Rows passed over on the way, with the reason.
     pub dropped: Vec<Dropped>,
@@ -24,12 +27,72 @@ pub struct Prompts {
 
 /// Why there are no prompts.
 #[derive(Debug, thiserror::Error)]
-pub enum PromptsError {}
+pub enum PromptsError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// It has no rows.
+    #[error("{path}: no rows: the file is empty")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// None of its rows holds a prompt.
+    #[error("{path}: no prompt in any of its {rows_read} rows: {reasons}")]
+    NoPrompt {
+        /// The file.
+        path: PathBuf,
+        /// Its rows.
+        rows_read: usize,
+        /// The most common reasons.
+        reasons: String,
+    },
+}
 
-/// The first `count` prompts of a file of chats (fewer if it has fewer; never none).
+impl PromptsError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            PromptsError::Read(error) => error.hint(),
+            PromptsError::Empty { .. } | PromptsError::NoPrompt { .. } => {
+                "a row is one JSON object a line: {\"messages\": [{\"role\": \"user\", \"content\": ...}]}"
+            }
+        }
+    }
+}
+
+/// The first `count` prompts of a file of chats; fewer if it has fewer.
 ///
 /// # Errors
 /// Unreadable or empty file, no row with a user turn.
 pub fn read(path: &Path, tokenizer: &ChatTokenizer, count: usize) -> Result<Prompts, PromptsError> {
-    unimplemented!("{path:?} {count} {}", tokenizer.vocab_len())
+    let mut found = Prompts::default();
+    for raw in RowReader::open(path)? {
+        let raw = raw?;
+        match prompt(&raw, tokenizer) {
+            Ok(token_ids) => found.prompts.push(Prompt { token_ids, line: raw.line }),
+            Err(fault) => {
+                found.dropped.push(Dropped { file: path.into(), line: raw.line, reason: fault.to_string() });
+            }
+        }
+        if found.prompts.len() >= count {
+            break;
+        }
+    }
+    match (found.prompts.len(), found.dropped.len()) {
+        (0, 0) => Err(PromptsError::Empty { path: path.into() }),
+        (0, rows_read) => {
+            let reasons = common_reasons(&found.dropped, 3);
+            Err(PromptsError::NoPrompt { path: path.into(), rows_read, reasons })
+        }
+        _ => Ok(found),
+    }
+}
+
+fn prompt(raw: &RawRow, tokenizer: &ChatTokenizer) -> Result<Vec<u32>, RowFault> {
+    let mut conversation = Conversation::parse(&raw.bytes)?;
+    let last = conversation.messages.iter().rposition(|message| message.role() == "user").ok_or(RowFault::NoUser)?;
+    conversation.messages.truncate(last + 1);
+    tokenizer.encode(&tokenizer.render_prompt(&conversation)?)
 }

@@ -1,8 +1,159 @@
 //! The model's own chat template, rendered as transformers renders it.
-/// A chat template that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {}
-/// Why one conversation cannot be rendered.
-#[derive(Debug, thiserror::Error)]
+//!
+//! Blocks are trimmed as there, Python's methods work on strings, lists and mappings, `tojson` writes what `json.dumps`
+//! writes, `raise_exception` refuses a conversation and `strftime_now` tells the time. That time is the moment the
+//! template was read: one run renders one date.
+
+mod python;
+mod source;
+
+use std::fmt::Write;
+
+use chrono::{DateTime, Local};
+use minijinja::value::{Kwargs, ViaDeserialize};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
+
+pub use source::{TemplateError, TemplateSource};
+
+use crate::chats::Conversation;
+
+/// Why one conversation cannot be rendered, in the template's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RenderError(pub String);
+
+/// What the text ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The last message.
+    Closed,
+    /// The opening of the assistant's next turn (`add_generation_prompt`).
+    Prompt,
+}
+
+/// A compiled chat template with the special tokens it may name.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: Value,
+    tool_template: bool,
+}
+
+const DEFAULT: &str = "chat_template";
+const TOOL_USE: &str = "chat_template for tool use";
+
+impl ChatTemplate {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// Its syntax is wrong.
+    pub fn new(source: &TemplateSource) -> Result<ChatTemplate, TemplateError> {
+        let mut environment = environment(Local::now());
+        let mut add = |name: &'static str, text: &str| {
+            let text = without_generation_tags(text);
+            environment
+                .add_template_owned(name, text)
+                .map_err(|error| TemplateError::Syntax { origin: source.origin.clone(), message: one_line(&error) })
+        };
+        add(DEFAULT, &source.text)?;
+        if let Some(text) = &source.tool_use {
+            add(TOOL_USE, text)?;
+        }
+        let special_tokens = Value::from_serialize(&source.special_tokens);
+        Ok(ChatTemplate { environment, special_tokens, tool_template: source.tool_use.is_some() })
+    }
+
+    /// A conversation as text.
+    ///
+    /// # Errors
+    /// The template refuses it, or does with it what cannot be done.
+    pub fn render(&self, conversation: &Conversation, ending: Ending) -> Result<String, RenderError> {
+        let name = if self.tool_template && conversation.tools.is_some() { TOOL_USE } else { DEFAULT };
+        let template = self.environment.get_template(name).map_err(|error| RenderError(one_line(&error)))?;
+        let context = context! {
+            messages => Value::from_serialize(&conversation.messages),
+            tools => conversation.tools.as_ref().map(Value::from_serialize),
+            documents => (),
+            add_generation_prompt => ending == Ending::Prompt,
+            ..self.special_tokens.clone()
+        };
+        template.render(context).map_err(|error| RenderError(one_line(&error)))
+    }
+}
+
+/// The engine set up as transformers sets up Jinja.
+fn environment(now: DateTime<Local>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_debug(false);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", move |format: String| strftime(now, &format));
+    environment
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime(now: DateTime<Local>, format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    match write!(text, "{}", now.format(format)) {
+        Ok(()) => Ok(text),
+        Err(_) => Err(Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot write '{format}'"))),
+    }
+}
+
+fn to_json(ViaDeserialize(value): ViaDeserialize<serde_json::Value>, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let separators = match separators.as_deref() {
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are two texts")),
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
+    };
+    let style = python::JsonStyle {
+        indent,
+        separators,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    Ok(python::json(&value, &style))
+}
+
+/// `{% generation %}` marks the assistant's words for transformers and writes nothing: a block that always applies.
+fn without_generation_tags(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let tag = &rest[start + 2..start + length];
+        let word = tag.trim_matches(['-', '+']).trim();
+        out.push_str(&rest[..start + 2]);
+        match word {
+            "generation" => out.push_str(&tag.replace(word, "if true")),
+            "endgeneration" => out.push_str(&tag.replace(word, "endif")),
+            _ => out.push_str(tag),
+        }
+        out.push_str("%}");
+        rest = &rest[start + length + 2..];
+    }
+    out + rest
+}
+
+/// An error with its causes, without the engine's names for its own kinds where the template spoke itself.
+fn one_line(error: &Error) -> String {
+    let mut text = match (error.kind(), error.detail()) {
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
+    };
+    if let Some(line) = error.line() {
+        text = format!("{text} (template line {line})");
+    }
+    text
+}
