@@ -20,11 +20,13 @@ pub mod exit;
 pub mod ids;
 pub mod manifest;
 pub mod model_config;
+pub mod queue;
+pub mod reduce;
 pub mod run_plan;
-pub mod telemetry;
 pub mod shm;
 pub mod shutdown;
 mod sync;
+pub mod telemetry;
 pub mod wait;
 pub mod wire;
 

@@ -9,10 +9,8 @@ use std::time::Duration;
 
 /// Sleeps while `word` holds `seen`, until woken, at most for `bound`. May return early for no reason.
 pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, bound: Duration) {
-    let timeout = libc::timespec {
-        tv_sec: bound.as_secs() as libc::time_t,
-        tv_nsec: libc::c_long::from(bound.subsec_nanos()),
-    };
+    let timeout =
+        libc::timespec { tv_sec: bound.as_secs() as libc::time_t, tv_nsec: libc::c_long::from(bound.subsec_nanos()) };
     // SAFETY: `word` and `timeout` are valid for the call; the kernel only reads both. A failure is an early return.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout) };
 }

@@ -1,0 +1,120 @@
+//! A drafter's side: pop a batch, copy it, release the slot, and say when it is trained.
+
+use std::sync::Arc;
+
+use super::LeaseError;
+use super::activity::{Gauge, Phase};
+use super::place::{Place, WaitsFor, now};
+use super::ring::Hold;
+use super::rows::{Rows, RowsError};
+use crate::ids::{BatchId, SlotIndex, Step};
+use crate::sync::Ordering;
+use crate::wait::{Patience, WaitError};
+
+/// A drafter's place. Clones share it; others see it as alive until the last of them and of its leases is dropped.
+#[derive(Clone)]
+pub struct Consumer {
+    pub(super) place: Arc<Place>,
+}
+
+impl Consumer {
+    /// Takes the batch that the queue's policy chooses, once the gate is open. `None` when nothing is pending, claimed
+    /// or ready any more.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn pop(&self, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
+        self.take(None, patience)
+    }
+
+    /// Takes exactly this batch, once it is ready and the gate is open. `None` if it is trained or beyond the plan.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn pop_batch(&self, batch: BatchId, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
+        self.take(Some(batch), patience)
+    }
+
+    fn take(&self, want: Option<BatchId>, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
+        let hold = self.place.wait_for(WaitsFor::Batch, patience, |locked| locked.pop(want, now()))?;
+        Ok(hold.map(|hold| ReadLease { place: Arc::clone(&self.place), hold, settled: false }))
+    }
+
+    /// Records that these batches went into the weights at `step`: all of them or, on an error, none.
+    ///
+    /// # Errors
+    /// [`LeaseError::NotHeld`] if this drafter does not hold one of them, [`LeaseError::Wait`].
+    pub fn trained(&self, batches: &[BatchId], step: Step) -> Result<(), LeaseError> {
+        self.place.lock()?.trained(batches, step).map_err(|_| LeaseError::NotHeld(batches.to_vec()))
+    }
+
+    /// Shows a number.
+    pub fn gauge(&self, gauge: Gauge, value: f64) {
+        self.place.set_gauge(gauge, value);
+    }
+
+    /// Shows what the drafter is doing.
+    pub fn phase(&self, phase: Phase) {
+        self.place.set_phase(phase);
+    }
+}
+
+/// A slot to be read. Release it before waiting for anybody: a gate may need it. Dropped without
+/// [`ReadLease::release`], the batch is ready again for another drafter.
+pub struct ReadLease {
+    place: Arc<Place>,
+    hold: Hold,
+    settled: bool,
+}
+
+impl ReadLease {
+    /// The batch in the slot.
+    pub fn batch_id(&self) -> BatchId {
+        self.hold.batch
+    }
+
+    /// The slot of the arena that holds its hidden states.
+    pub fn slot(&self) -> SlotIndex {
+        self.hold.slot
+    }
+
+    /// The batch's length bucket.
+    pub fn bucket(&self) -> u32 {
+        self.place.shared.ring().slots[self.hold.slot.0 as usize].bucket.load(Ordering::Relaxed)
+    }
+
+    /// A copy of the batch's tokens and rows.
+    ///
+    /// # Errors
+    /// [`RowsError`] if the bytes are not those that were published.
+    pub fn rows(&self) -> Result<Rows, RowsError> {
+        let shared = &self.place.shared;
+        let slot = &shared.ring().slots[self.hold.slot.0 as usize];
+        let (header_len, checksum) = (slot.header_len.load(Ordering::Relaxed), slot.checksum.load(Ordering::Relaxed));
+        Rows::load(self.hold.batch, shared.rows(self.hold.slot), header_len, checksum)
+    }
+
+    /// Frees the slot. The batch counts as held by this drafter until [`Consumer::trained`].
+    ///
+    /// # Errors
+    /// [`LeaseError::Lost`], [`LeaseError::Wait`].
+    pub fn release(mut self) -> Result<(), LeaseError> {
+        self.place.lock()?.release(self.hold, now()).map_err(|_| LeaseError::Lost(self.hold.batch))?;
+        self.settled = true;
+        self.place.count_batch();
+        Ok(())
+    }
+}
+
+impl Drop for ReadLease {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        match self.place.lock() {
+            // Lost means that the launcher took the slot back already.
+            Ok(locked) => drop(locked.nack(self.hold, now())),
+            Err(error) => tracing::warn!("batch {} stays held until this process ends: {error}", self.hold.batch),
+        }
+    }
+}

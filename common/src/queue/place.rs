@@ -1,0 +1,290 @@
+//! A process's place at the queue: its record, its presence, its right to take the lock, and its waits.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::activity::{Gauge, Phase};
+use super::header::{self, Facts, HeaderError};
+use super::ring::layout::{Bell, Bucket, Control, Participant, Slot};
+use super::ring::ledger::{BatchState, Ledger};
+use super::ring::lock::{Holder, Peers};
+use super::ring::word::SlotState;
+use super::ring::{Asked, Blocked, Hold, Locked, Ring};
+use crate::ids::{Rank, Role, SlotIndex};
+use crate::shm::{CREATOR_BYTE, Mapped, Presence, Segment, futex_wait, futex_wake, is_held};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::wait::{Patience, Wait, WaitError};
+
+/// The longest wait for the lock in a step that has no deadline of its own; its holder is alive, but stopped.
+const LOCK_PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at whether the lock's holder lives.
+const LOCK_SLEEP: Duration = Duration::from_millis(20);
+
+/// An open control segment.
+pub(super) struct Shared {
+    pub(super) segment: Segment,
+    pub(super) facts: Facts,
+    /// Watches presence bytes.
+    file: File,
+}
+
+/// The algorithm's view of a mapped segment.
+pub(super) fn ring<'a>(memory: &'a impl Mapped, facts: &Facts) -> Ring<'a> {
+    let geometry = &facts.geometry;
+    let control: &Control = memory.view(geometry.control);
+    let words: &[AtomicU64] = memory.slice(geometry.ledger, geometry.sizes.total_batches as usize);
+    Ring {
+        control,
+        buckets: memory.slice::<Bucket>(geometry.buckets, geometry.sizes.buckets as usize),
+        slots: memory.slice::<Slot>(geometry.slots, geometry.sizes.capacity as usize),
+        ledger: Ledger::new(words, control),
+        rules: facts.rules,
+    }
+}
+
+/// The records of all participants, targets first.
+pub(super) fn participants<'a>(memory: &'a impl Mapped, facts: &Facts) -> &'a [Participant] {
+    memory.slice(facts.geometry.participants, facts.geometry.sizes.participants as usize)
+}
+
+/// Nanoseconds of the clock that all processes of a boot share.
+pub(super) fn now() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| Duration::from(time).as_nanos() as u64)
+}
+
+impl Shared {
+    pub(super) fn open(segment: Segment) -> Result<Shared, HeaderError> {
+        let facts = header::read(&segment, segment.name())?;
+        let file = segment.open_file()?;
+        Ok(Shared { segment, facts, file })
+    }
+
+    pub(super) fn ring(&self) -> Ring<'_> {
+        ring(&self.segment, &self.facts)
+    }
+
+    pub(super) fn participants(&self) -> &[Participant] {
+        participants(&self.segment, &self.facts)
+    }
+
+    /// A slot's host part.
+    pub(super) fn rows(&self, slot: SlotIndex) -> &[AtomicU32] {
+        let geometry = &self.facts.geometry;
+        self.segment.slice(geometry.rows + slot.0 as usize * geometry.rows_stride, geometry.rows_stride / 4)
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.ring().control.aborted.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn is_present(&self, byte: u8) -> bool {
+        is_held(&self.file, byte).unwrap_or(true)
+    }
+
+    /// Takes the lock, waiting at most [`LOCK_PATIENCE`].
+    pub(super) fn lock(&self, me: Holder) -> Result<Locked<'_, Shared>, WaitError> {
+        let started = Instant::now();
+        self.ring().lock(me, self, |holder| match started.elapsed() {
+            after if after < LOCK_PATIENCE => Ok(()),
+            after => Err(WaitError::Timeout { what: self.lock_held_by(holder), after }),
+        })
+    }
+
+    fn lock_held_by(&self, holder: Holder) -> String {
+        format!("the queue's lock, held by {}, which is alive but does not run", self.facts.name_of(holder.code))
+    }
+}
+
+impl Facts {
+    /// The holder code of a participant; `None` if there is no such rank.
+    pub(super) fn code(&self, role: Role, rank: Rank) -> Option<u8> {
+        let (first, count) = match role {
+            Role::Target => (0, self.targets),
+            Role::Drafter => (self.targets, self.drafters),
+        };
+        (rank.0 < count).then(|| (first + rank.0 + 1) as u8)
+    }
+
+    /// The participant of a holder code; `None` for the launcher.
+    pub(super) fn participant(&self, code: u8) -> Option<(Role, Rank)> {
+        let number = u32::from(code).checked_sub(1)?;
+        match number.checked_sub(self.targets) {
+            None => Some((Role::Target, Rank(number))),
+            Some(rank) if rank < self.drafters => Some((Role::Drafter, Rank(rank))),
+            Some(_) => None,
+        }
+    }
+
+    /// A holder code in words.
+    pub(super) fn name_of(&self, code: u8) -> String {
+        self.participant(code).map_or("the launcher".into(), |(role, rank)| format!("{role} {rank}"))
+    }
+}
+
+impl Peers for Shared {
+    fn lives(&self, holder: Holder) -> bool {
+        if holder.code == Holder::LAUNCHER {
+            return self.is_present(CREATOR_BYTE);
+        }
+        let Some(record) = self.participants().get(usize::from(holder.code) - 1) else { return true };
+        self.is_present(holder.code) && holder.is_incarnation(record.epoch.load(Ordering::Relaxed))
+    }
+
+    fn sleep(&self, word: &AtomicU32, seen: u32) {
+        futex_wait(word, seen, LOCK_SLEEP);
+    }
+
+    fn wake_one(&self, word: &AtomicU32) {
+        futex_wake(word, 1);
+    }
+
+    fn wake_all(&self, word: &AtomicU32) {
+        futex_wake(word, i32::MAX);
+    }
+}
+
+/// What a participant may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitsFor {
+    Slot,
+    Batch,
+}
+
+/// One participant's place, from taking it until the last lease and handle of it are dropped.
+pub(super) struct Place {
+    pub(super) shared: Arc<Shared>,
+    pub(super) holder: Holder,
+    _presence: Presence,
+}
+
+impl Place {
+    /// Starts a new incarnation. `presence` proves that no other process has the place.
+    pub(super) fn take(shared: Arc<Shared>, code: u8, presence: Presence) -> Place {
+        let record = &shared.participants()[usize::from(code) - 1];
+        let epoch = record.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        record.pid.store(std::process::id(), Ordering::Relaxed);
+        record.waits_for.store(0, Ordering::Relaxed);
+        let place = Place { shared: Arc::clone(&shared), holder: Holder { code, epoch }, _presence: presence };
+        place.set_phase(Phase::Starting);
+        place
+    }
+
+    pub(super) fn record(&self) -> &Participant {
+        &self.shared.participants()[usize::from(self.holder.code) - 1]
+    }
+
+    pub(super) fn lock(&self) -> Result<Locked<'_, Shared>, WaitError> {
+        self.shared.lock(self.holder)
+    }
+
+    pub(super) fn set_phase(&self, phase: Phase) {
+        self.record().phase.store(phase as u32, Ordering::Relaxed);
+        self.record().phase_since_ns.store(now(), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_gauge(&self, gauge: Gauge, value: f64) {
+        self.record().gauges[gauge as usize].store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(super) fn count_batch(&self) {
+        self.record().batches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asks again and again, under the lock, until there is an answer, patience ends or the run is aborted.
+    pub(super) fn wait_for(
+        &self,
+        what: WaitsFor,
+        patience: &Patience,
+        ask: impl Fn(&Locked<'_, Shared>) -> Asked,
+    ) -> Result<Option<Hold>, WaitError> {
+        let outcome = self.wait_until_answered(what, patience, ask);
+        self.record().waits_for.store(0, Ordering::Relaxed);
+        outcome
+    }
+
+    fn wait_until_answered(
+        &self,
+        what: WaitsFor,
+        patience: &Patience,
+        ask: impl Fn(&Locked<'_, Shared>) -> Asked,
+    ) -> Result<Option<Hold>, WaitError> {
+        let wait = Wait::new(patience);
+        let bell = self.bell(what);
+        loop {
+            // BELL: Acquire, paired with the Release of `ring::raise`: what is raised later ends the sleep below.
+            let seen = bell.word.load(Ordering::Acquire);
+            if self.shared.is_aborted() {
+                return Err(WaitError::Aborted);
+            }
+            if patience.shutdown.is_set() {
+                return Err(WaitError::Shutdown);
+            }
+            let asked = {
+                let locked = self.shared.ring().lock(self.holder, &*self.shared, |holder| {
+                    wait.sleep(|| self.shared.lock_held_by(holder)).map(|_| ())
+                })?;
+                ask(&locked)
+            };
+            match asked {
+                Asked::Got(hold) => return Ok(Some(hold)),
+                Asked::Finished => return Ok(None),
+                Asked::Blocked(blocked) => {
+                    self.note_wait(what);
+                    let bound = wait.sleep(|| self.describe(blocked))?;
+                    futex_wait(&bell.word, seen, bound);
+                }
+            }
+        }
+    }
+
+    fn bell(&self, what: WaitsFor) -> &Bell {
+        let control = self.shared.ring().control;
+        match what {
+            WaitsFor::Slot => &control.space,
+            WaitsFor::Batch => &control.ready,
+        }
+    }
+
+    fn note_wait(&self, what: WaitsFor) {
+        let (record, code) = (self.record(), 1 + what as u32);
+        if record.waits_for.load(Ordering::Relaxed) != code {
+            record.waits_since_ns.store(now(), Ordering::Relaxed);
+            record.waits_for.store(code, Ordering::Relaxed);
+        }
+    }
+
+    /// Why a wait did not end, for the person who reads the error.
+    fn describe(&self, blocked: Blocked) -> String {
+        let ring = self.shared.ring();
+        let [pending, claimed, ready, held, trained] = ring.ledger.counts();
+        let reading = ring.slots_in(SlotState::Reading);
+        match blocked {
+            Blocked::NoFreeSlot => {
+                format!(
+                    "a free slot ({} in all: {claimed} being written, {ready} ready, {reading} being read)",
+                    ring.slots.len()
+                )
+            }
+            Blocked::NothingPending => {
+                format!("the drafters to finish ({ready} batches ready, {held} held by drafters, {trained} trained)")
+            }
+            Blocked::Gate { ready, needed } => {
+                format!("the gate ({ready} of {needed} batches ready, {claimed} being written, {pending} pending)")
+            }
+            Blocked::NotThisOne(state) => format!("the next batch in order, which is {}", self.state_in_words(state)),
+        }
+    }
+
+    fn state_in_words(&self, state: BatchState) -> String {
+        match state {
+            BatchState::Pending => "not yet claimed by a target".into(),
+            BatchState::Claimed(code) => format!("being written by {}", self.shared.facts.name_of(code)),
+            BatchState::Ready => "ready".into(),
+            BatchState::Held(code) => format!("held by {}", self.shared.facts.name_of(code)),
+            BatchState::Trained(step) => format!("trained at step {step}"),
+        }
+    }
+}

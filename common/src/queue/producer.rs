@@ -1,0 +1,94 @@
+//! A target's side: claim a batch with a slot, fill the slot, publish it.
+
+use std::sync::Arc;
+
+use super::LeaseError;
+use super::activity::{Gauge, Phase};
+use super::place::{Place, WaitsFor, now};
+use super::ring::Hold;
+use super::rows::Rows;
+use crate::ids::{BatchId, SlotIndex};
+use crate::sync::Ordering;
+use crate::wait::{Patience, WaitError};
+
+/// A target's place. Clones share it; others see it as alive until the last of them and of its leases is dropped.
+#[derive(Clone)]
+pub struct Producer {
+    pub(super) place: Arc<Place>,
+}
+
+impl Producer {
+    /// Takes the lowest pending batch and a free slot, in one step; waits while there is none. `None` only when every
+    /// batch is trained: until then a drafter may still be set back.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn claim(&self, patience: &Patience) -> Result<Option<WriteLease>, WaitError> {
+        let hold = self.place.wait_for(WaitsFor::Slot, patience, |locked| locked.claim(now()))?;
+        Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, settled: false }))
+    }
+
+    /// Shows a number.
+    pub fn gauge(&self, gauge: Gauge, value: f64) {
+        self.place.set_gauge(gauge, value);
+    }
+
+    /// Shows what the target is doing.
+    pub fn phase(&self, phase: Phase) {
+        self.place.set_phase(phase);
+    }
+}
+
+/// A slot to be filled with a batch. Dropped without [`WriteLease::publish`], the slot is free and the batch pending again.
+pub struct WriteLease {
+    place: Arc<Place>,
+    hold: Hold,
+    settled: bool,
+}
+
+impl WriteLease {
+    /// The batch to compute.
+    pub fn batch_id(&self) -> BatchId {
+        self.hold.batch
+    }
+
+    /// The slot of the arena to write its hidden states to.
+    pub fn slot(&self) -> SlotIndex {
+        self.hold.slot
+    }
+
+    /// Hands the batch over. Every byte of the payload must have arrived in the slot before.
+    ///
+    /// # Errors
+    /// [`LeaseError::Rows`] if `rows` do not fit the slot or each other, [`LeaseError::Bucket`],
+    /// [`LeaseError::Lost`], [`LeaseError::Wait`]. The batch is then pending again.
+    pub fn publish(mut self, bucket: u32, rows: &Rows) -> Result<(), LeaseError> {
+        let shared = &self.place.shared;
+        let sizes = shared.facts.geometry.sizes;
+        if bucket >= sizes.buckets {
+            return Err(LeaseError::Bucket { found: bucket, buckets: sizes.buckets });
+        }
+        rows.check(sizes.batch_tokens, sizes.max_documents)?;
+        let (header_len, checksum) = rows.store(self.hold.batch, shared.rows(self.hold.slot))?;
+        let slot = &shared.ring().slots[self.hold.slot.0 as usize];
+        slot.header_len.store(header_len, Ordering::Relaxed);
+        slot.checksum.store(checksum, Ordering::Relaxed);
+        self.place.lock()?.publish(self.hold, bucket, now()).map_err(|_| LeaseError::Lost(self.hold.batch))?;
+        self.settled = true;
+        self.place.count_batch();
+        Ok(())
+    }
+}
+
+impl Drop for WriteLease {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        match self.place.lock() {
+            // Lost means that the launcher took the slot back already.
+            Ok(locked) => drop(locked.abort(self.hold, now())),
+            Err(error) => tracing::warn!("batch {} stays claimed until this process ends: {error}", self.hold.batch),
+        }
+    }
+}

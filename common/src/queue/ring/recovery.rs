@@ -1,0 +1,113 @@
+//! What a death leaves behind: repairing derived state, taking slots back, going back to a checkpoint.
+
+use super::ledger::BatchState;
+use super::lock::{Holder, Peers};
+use super::word::{SlotState, Word};
+use super::{Hold, Locked, add};
+use crate::ids::{BatchId, SlotIndex, Step};
+
+/// What a dead participant had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// WRITING slots that are FREE again, their batches PENDING.
+    pub unfinished: u64,
+    /// READING slots that are READY again.
+    pub returned: u64,
+    /// Batches in the dead drafter's own memory that are PENDING again.
+    pub forgotten: u64,
+}
+
+impl<P: Peers> Locked<'_, P> {
+    /// Makes everything derived anew from the slot words: the ledger words of the batches in slots, and all counters.
+    /// A holder may have died between a slot's commit and any of these.
+    pub(super) fn repair(&self) {
+        let (ring, ledger) = (&self.ring, self.ring.ledger);
+        let mut carried = Vec::new();
+        for slot in (0..ring.slots.len() as u32).map(SlotIndex) {
+            let (word, batch) = (ring.word(slot), ring.batch(slot));
+            if word.state == SlotState::Free {
+                continue;
+            }
+            if !self.is_trained(batch) {
+                ledger.set(batch, carried_state(word));
+                carried.push(batch);
+            } else if word.state == SlotState::Ready {
+                self.commit(slot, word.given_back(SlotState::Free), 0);
+            }
+        }
+        carried.sort_unstable();
+        for batch in ledger.ids() {
+            let needs_slot = matches!(ledger.get(batch), BatchState::Claimed(_) | BatchState::Ready);
+            if needs_slot && carried.binary_search(&batch).is_err() {
+                ledger.set(batch, BatchState::Pending);
+            }
+        }
+        ledger.recount();
+        self.ring_ready.set(true);
+        self.ring_space.set(true);
+    }
+
+    /// Takes back all that participant `code` had. Only after its process is really gone.
+    pub(crate) fn reclaim(&self, code: u8, now: u64) -> Reclaimed {
+        let (ring, ledger) = (&self.ring, self.ring.ledger);
+        let mut reclaimed = Reclaimed::default();
+        for slot in (0..ring.slots.len() as u32).map(SlotIndex) {
+            let hold = Hold { slot, word: ring.word(slot), batch: ring.batch(slot) };
+            let of_the_dead = Holder::code_of(hold.word.owner) == code;
+            if of_the_dead && hold.word.state == SlotState::Writing {
+                reclaimed.unfinished += u64::from(self.abort(hold, now).is_ok());
+            } else if of_the_dead && hold.word.state == SlotState::Reading {
+                reclaimed.returned += u64::from(self.nack(hold, now).is_ok());
+            }
+        }
+        for batch in ledger.ids().filter(|batch| ledger.get(*batch) == BatchState::Held(code)) {
+            ledger.set(batch, BatchState::Pending);
+            reclaimed.forgotten += 1;
+        }
+        add(&ring.control.reclaimed, reclaimed.unfinished + reclaimed.returned);
+        self.ring_ready.set(true);
+        self.ring_space.set(true);
+        reclaimed
+    }
+
+    /// Makes `trained` (half-open id ranges, ascending) the trained set. Other TRAINED batches, and those held in no
+    /// slot, are PENDING again; slots stay with whoever has them.
+    pub(crate) fn rewind(&self, trained: &[(u64, u64)], now: u64) {
+        let (ring, ledger) = (&self.ring, self.ring.ledger);
+        let in_hand = |slot: SlotIndex| (ring.batch(slot), Holder::code_of(ring.word(slot).owner));
+        let reading: Vec<(BatchId, u8)> = ring.in_state(SlotState::Reading).map(in_hand).collect();
+        let reader = |batch: BatchId| reading.iter().find(|(held, _)| *held == batch).map(|(_, code)| *code);
+        for batch in ledger.ids() {
+            match (contains(trained, batch), ledger.get(batch)) {
+                (true, BatchState::Trained(_)) => {}
+                (true, _) => ledger.set(batch, BatchState::Trained(Step(0))),
+                (false, BatchState::Trained(_) | BatchState::Held(_)) => {
+                    ledger.set(batch, reader(batch).map_or(BatchState::Pending, BatchState::Held));
+                }
+                (false, _) => {}
+            }
+        }
+        for slot in ring.in_state(SlotState::Ready) {
+            if self.is_trained(ring.batch(slot)) {
+                self.commit(slot, ring.word(slot).given_back(SlotState::Free), now);
+            }
+        }
+        self.ring_ready.set(true);
+        self.ring_space.set(true);
+    }
+}
+
+fn contains(ranges: &[(u64, u64)], batch: BatchId) -> bool {
+    let after = ranges.partition_point(|(start, _)| *start <= batch.0);
+    after > 0 && batch.0 < ranges[after - 1].1
+}
+
+/// What the ledger says of a batch that a slot carries.
+fn carried_state(word: Word) -> BatchState {
+    let code = Holder::code_of(word.owner);
+    match word.state {
+        SlotState::Writing => BatchState::Claimed(code),
+        SlotState::Reading => BatchState::Held(code),
+        SlotState::Ready | SlotState::Free => BatchState::Ready,
+    }
+}

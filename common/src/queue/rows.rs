@@ -1,0 +1,173 @@
+//! The host part of a slot: which tokens a batch holds, checked by a checksum on the way.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::ring::layout::ROWS_HEADER_BYTES;
+use crate::ids::BatchId;
+use crate::sync::{AtomicU32, Ordering};
+use crate::wire;
+
+/// The rows of one packed batch: `documents` rows laid one after the other, `tokens` in all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// Token ids, `[tokens]`.
+    pub token_ids: Vec<u32>,
+    /// 1 where the token is supervised, else 0; `[tokens]`.
+    pub loss_mask: Vec<u8>,
+    /// Where each row starts, and the end; `[documents + 1]`, from 0 to `tokens`, ascending.
+    pub document_offsets: Vec<u32>,
+    /// The rows' numbers in the token store, `[documents]`.
+    pub row_ids: Vec<u64>,
+}
+
+/// Rows that do not go into a slot, or came out of it broken.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RowsError {
+    /// More than the queue was made for.
+    #[error("a batch of {found} {what}: this queue's slots hold 1 to {capacity}")]
+    TooMany {
+        /// Tokens or rows.
+        what: &'static str,
+        /// How many.
+        found: usize,
+        /// How many fit.
+        capacity: u32,
+    },
+    /// The parts do not fit each other.
+    #[error("a batch of {tokens} tokens with {mask} mask bytes, {rows} row ids and offsets {offsets:?}")]
+    Shape {
+        /// Token ids.
+        tokens: usize,
+        /// Mask bytes.
+        mask: usize,
+        /// Row ids.
+        rows: usize,
+        /// Document offsets.
+        offsets: Vec<u32>,
+    },
+    /// The record before the rows does not read.
+    #[error("the slot's record does not read")]
+    Record(#[from] wire::WireError),
+    /// The bytes are not those that were written.
+    #[error("the slot's checksum is {found:08x}, its writer stored {expected:08x}: the memory was overwritten")]
+    Checksum {
+        /// Over what is there.
+        found: u32,
+        /// What the writer stored.
+        expected: u32,
+    },
+}
+
+/// The record before the rows.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    batch: u64,
+    tokens: u32,
+    documents: u32,
+}
+
+impl Rows {
+    /// Number of tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// Number of rows.
+    pub fn num_documents(&self) -> usize {
+        self.row_ids.len()
+    }
+
+    pub(super) fn check(&self, batch_tokens: u32, max_documents: u32) -> Result<(), RowsError> {
+        let limits = [("tokens", self.num_tokens(), batch_tokens), ("rows", self.num_documents(), max_documents)];
+        for (what, found, capacity) in limits {
+            if found == 0 || found > capacity as usize {
+                return Err(RowsError::TooMany { what, found, capacity });
+            }
+        }
+        let offsets = &self.document_offsets;
+        let whole = offsets.first() == Some(&0) && offsets.last().map(|last| *last as usize) == Some(self.num_tokens());
+        let ascending = offsets.is_sorted_by(|a, b| a < b) && offsets.len() == self.num_documents() + 1;
+        if whole && ascending && self.loss_mask.len() == self.num_tokens() {
+            return Ok(());
+        }
+        let (tokens, mask, rows) = (self.num_tokens(), self.loss_mask.len(), self.num_documents());
+        Err(RowsError::Shape { tokens, mask, rows, offsets: offsets.clone() })
+    }
+
+    /// Writes record and rows into a slot's host part; gives the record's length and the checksum over all.
+    pub(super) fn store(&self, batch: BatchId, words: &[AtomicU32]) -> Result<(u32, u32), RowsError> {
+        let (tokens, documents) = (self.num_tokens() as u32, self.num_documents() as u32);
+        let record = wire::encode(&Record { batch: batch.0, tokens, documents })?;
+        let body = self.to_bytes();
+        let (first, rest) = words.split_at(ROWS_HEADER_BYTES / 4);
+        store_bytes(first, &record);
+        store_bytes(rest, &body);
+        Ok((record.len() as u32, checksum(&record, &body)))
+    }
+
+    /// Reads back what [`Rows::store`] wrote for that batch.
+    pub(super) fn load(batch: BatchId, words: &[AtomicU32], record_len: u32, expected: u32) -> Result<Rows, RowsError> {
+        let (first, rest) = words.split_at(ROWS_HEADER_BYTES / 4);
+        let header = load_bytes(first, (record_len as usize).min(ROWS_HEADER_BYTES));
+        let record: Record = wire::decode(&header)?;
+        let (tokens, documents) = (record.tokens as usize, record.documents as usize);
+        let len = tokens.saturating_mul(5).saturating_add(documents.saturating_mul(12)).saturating_add(4);
+        let body = load_bytes(rest, len.min(rest.len() * 4));
+        let found = checksum(&header, &body);
+        if found != expected || body.len() != len || record.batch != batch.0 {
+            return Err(RowsError::Checksum { found, expected });
+        }
+        Ok(Rows::from_bytes(&body, tokens, documents))
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.num_tokens() * 5 + self.num_documents() * 12 + 4);
+        bytes.extend(self.token_ids.iter().flat_map(|id| id.to_le_bytes()));
+        bytes.extend(self.document_offsets.iter().flat_map(|offset| offset.to_le_bytes()));
+        bytes.extend(self.row_ids.iter().flat_map(|id| id.to_le_bytes()));
+        bytes.extend(&self.loss_mask);
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8], tokens: usize, documents: usize) -> Rows {
+        let (token_ids, rest) = bytes.split_at(tokens * 4);
+        let (offsets, rest) = rest.split_at((documents + 1) * 4);
+        let (row_ids, loss_mask) = rest.split_at(documents * 8);
+        Rows {
+            token_ids: numbers(token_ids, u32::from_le_bytes),
+            loss_mask: loss_mask.to_vec(),
+            document_offsets: numbers(offsets, u32::from_le_bytes),
+            row_ids: numbers(row_ids, u64::from_le_bytes),
+        }
+    }
+}
+
+fn numbers<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|chunk| read(*chunk)).collect()
+}
+
+fn checksum(header: &[u8], body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(header);
+    hasher.update(body);
+    hasher.finalize()
+}
+
+/// Copies bytes into a slot's host part, whole words at a time; the last one is zero-padded.
+fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks(4)) {
+        let mut padded = [0; 4];
+        padded[..chunk.len()].copy_from_slice(chunk);
+        word.store(u32::from_le_bytes(padded), Ordering::Relaxed);
+    }
+}
+
+/// Copies `len` bytes out of a slot's host part.
+fn load_bytes(words: &[AtomicU32], len: usize) -> Vec<u8> {
+    let used = len.div_ceil(4);
+    let mut bytes: Vec<u8> = words[..used].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
