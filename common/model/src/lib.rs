@@ -1,1 +1,11 @@
-//! Tandem.
+//! Everything that touches a tensor: the target, the drafter, the arena between them, and speculative decoding.
+//!
+//! Knows tensors and models; knows no processes and no policy. The only library that links torch.
+
+pub mod arena;
+pub mod drafter;
+pub mod nn;
+pub mod runtime;
+pub mod speculate;
+pub mod target;
+pub mod weights;

@@ -3,10 +3,12 @@
 //!
 //! Shape letters: T tokens, H hidden size, hd head dimension.
 
+mod kv_cache;
 mod rotary;
 
 use tch::Tensor;
 
+pub use kv_cache::{KvCache, KvShape};
 pub use rotary::{RopeTables, Rotary, rotate};
 
 /// Root-mean-square norm over the last axis: `x * rsqrt(mean(x^2) + eps) * weight`; libtorch's op sums in float32.
