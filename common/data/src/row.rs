@@ -27,7 +27,7 @@ pub struct CutRow {
 /// Why a row is not kept. The words before the first colon name the kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowFault {
-    /// Byte where UTF-8 ends.
+    /// The first byte that does not belong, from 1.
     #[error("not UTF-8: the row's byte {0}")]
     NotUtf8(usize),
     /// The parser's words.

@@ -106,7 +106,7 @@ impl Conversation {
     /// # Errors
     /// Not UTF-8, not JSON, not a conversation.
     pub fn parse(bytes: &[u8]) -> Result<Conversation, RowFault> {
-        let text = std::str::from_utf8(bytes).map_err(|error| RowFault::NotUtf8(error.valid_up_to()))?;
+        let text = std::str::from_utf8(bytes).map_err(|error| RowFault::NotUtf8(error.valid_up_to() + 1))?;
         let row: Value = serde_json::from_str(text).map_err(|error| RowFault::Json(error.to_string()))?;
         let Value::Object(mut row) = row else { return Err(RowFault::NotObject(kind(&row))) };
         let tools = match row.remove("tools") {

@@ -10,8 +10,8 @@ mod source;
 use std::fmt::Write;
 
 use chrono::{DateTime, Local};
-use minijinja::value::{Kwargs, ViaDeserialize};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
+use minijinja::value::{Kwargs, ValueKind, ViaDeserialize};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, Value, context};
 
 pub use source::{TemplateError, TemplateSource};
 
@@ -87,11 +87,21 @@ fn environment(now: DateTime<Local>) -> Environment<'static> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_debug(false);
+    environment.set_formatter(|out, _, value| write_value(out, value));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", to_json);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", move |format: String| strftime(now, &format));
     environment
+}
+
+/// What `{{ value }}` writes. The engine writes text and whole numbers as Python does, but not everything else.
+fn write_value(out: &mut Output, value: &Value) -> Result<(), Error> {
+    let text = match value.kind() {
+        ValueKind::Seq | ValueKind::Map | ValueKind::Number => python::repr(value)?,
+        _ => return Ok(write!(out, "{value}")?),
+    };
+    Ok(out.write_str(&text)?)
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -1,7 +1,8 @@
-//! Python's `json.dumps`, which chat templates reach through `tojson`.
+//! What Python writes: `json.dumps`, which chat templates reach through `tojson`, and the `repr` of values.
 
 use std::fmt::Write;
 
+use minijinja::value::ValueKind;
 use serde_json::{Map, Number, Value};
 
 /// How `json.dumps` is asked to write.
@@ -102,6 +103,50 @@ impl Writer<'_> {
     }
 }
 
+/// A template's value as `repr` writes it.
+pub(super) fn repr(value: &minijinja::Value) -> Result<String, minijinja::Error> {
+    match value.kind() {
+        ValueKind::String => Ok(quoted(value.as_str().unwrap_or_default())),
+        ValueKind::Number if !value.is_integer() => Ok(f64::try_from(value.clone()).map(float_text)?),
+        ValueKind::Seq => {
+            let items: Vec<String> = value.try_iter()?.map(|item| repr(&item)).collect::<Result<_, _>>()?;
+            Ok(format!("[{}]", items.join(", ")))
+        }
+        ValueKind::Map => {
+            let field = |key: minijinja::Value| Ok(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
+            let fields: Vec<String> = value.try_iter()?.map(field).collect::<Result<_, minijinja::Error>>()?;
+            Ok(format!("{{{}}}", fields.join(", ")))
+        }
+        _ => Ok(value.to_string()),
+    }
+}
+
+/// Single quotes, unless the text holds only such. Which characters are printable is Rust's table, not Python's; they
+/// differ in code points newer than either.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for character in text.chars() {
+        let code = u32::from(character);
+        // Behind a letter a combining character counts as printable, as it does in Python.
+        let printable = || format!("a{character}").escape_debug().count() == 2;
+        match character {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\\' => out.push_str("\\\\"),
+            _ if character == quote => out.extend(['\\', quote]),
+            ' '..='~' => out.push(character),
+            _ if code > 0xA0 && printable() => out.push(character),
+            _ if code <= 0xFF => out.push_str(&format!("\\x{code:02x}")),
+            _ if code <= 0xFFFF => out.push_str(&format!("\\u{code:04x}")),
+            _ => out.push_str(&format!("\\U{code:08x}")),
+        }
+    }
+    out.push(quote);
+    out
+}
+
 fn number_text(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if number.is_f64() => float_text(float),
@@ -109,7 +154,7 @@ fn number_text(number: &Number) -> String {
     }
 }
 
-/// Python's `repr` of a finite float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
+/// A finite float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
 fn float_text(float: f64) -> String {
     let scientific = format!("{float:e}");
     let (digits, exponent) = scientific.split_once('e').expect("Rust writes an exponent here");
@@ -130,9 +175,23 @@ mod tests {
         JsonStyle { indent, separators: (comma.into(), ": ".into()), sort_keys: false, ensure_ascii: false }
     }
 
+    /// Expected texts are the output of Python 3.11's repr.
+    #[test]
+    fn quotes_as_python_quotes() {
+        let cases = [
+            ("it's", r#""it's""#),
+            ("it's \"so\"", r#"'it\'s "so"'"#),
+            ("a\\b\n\t\r\u{1}\u{7f}\u{a0}\u{ad}", r"'a\\b\n\t\r\x01\x7f\xa0\xad'"),
+            ("é🦊\u{301}\u{200b}\u{e000}\u{10ffff}", "'é🦊\u{301}\\u200b\\ue000\\U0010ffff'"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(quoted(text), expected);
+        }
+    }
+
     /// Expected texts are the output of Python 3.11's json.dumps.
     #[test]
-    fn writes_what_python_writes() {
+    fn writes_what_json_dumps_writes() {
         let text = r#"{"b": [1, 2.0, -0.0, 1e16, 1.5e-05, 0.0001, 123456789012345.6, 1e22, 5e-324], "a": {"x": null, "y": [true, false], "é\"\\/": "é\u007f\n\u0001\u2028"}, "e": [], "f": {}}"#;
         let value: Value = serde_json::from_str(text).unwrap();
         assert_eq!(

@@ -1,0 +1,42 @@
+//! Prompts end where the assistant begins.
+
+use std::path::Path;
+
+use data::prompts::{Prompts, PromptsError, read};
+
+use crate::folder::{CHATML, tokenizer};
+
+fn prompts(text: &str, count: usize) -> Result<Prompts, PromptsError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("held-out.jsonl");
+    std::fs::write(&path, text).unwrap();
+    read(&path, &tokenizer(CHATML), count)
+}
+
+const CHATS: &str = r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]}
+{"messages":[{"role":"system","content":"s"}]}
+{"messages":[{"role":"user","content":"e"}]}
+{"messages":[{"role":"user","content":"f"}]}
+"#;
+
+#[test]
+fn a_prompt_is_the_conversation_up_to_the_last_question() {
+    let found = prompts(CHATS, 2).unwrap();
+    let tokenizer = tokenizer(CHATML);
+    let texts: Vec<String> = found.prompts.iter().map(|prompt| tokenizer.decode(&prompt.token_ids)).collect();
+    let first = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(texts, [first, "<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\n"]);
+    assert_eq!(found.prompts.iter().map(|prompt| prompt.line).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!((found.dropped.len(), found.dropped[0].line, found.dropped[0].kind()), (1, 2, "no user turn"));
+    assert_eq!(prompts(CHATS, 99).unwrap().prompts.len(), 3);
+}
+
+#[test]
+fn a_file_without_prompts_is_an_error() {
+    assert!(prompts("", 3).is_err_and(|error| error.to_string().contains("the file is empty")));
+    let none = prompts("{}\n{}\n", 3).unwrap_err();
+    assert!(none.to_string().contains("no prompt in any of its 2 rows: no messages (2, first "), "{none}");
+    assert!(none.hint().contains("\"role\": \"user\""));
+    let missing = read(Path::new("/nowhere/held-out.jsonl"), &tokenizer(CHATML), 3).unwrap_err();
+    assert!(missing.to_string().starts_with("/nowhere/held-out.jsonl: "), "{missing}");
+}
