@@ -2,8 +2,8 @@
 //!
 //! Every rank adds the ranks' values in rank order, so all get the same bits, in every run. Values go through the
 //! segment in chunks; each rank has two buffers that take turns, so a chunk costs one meeting of all ranks and nobody
-//! overwrites what another still reads: whoever writes a buffer for chunk `k + 2` has met all others for `k + 1`, and they came there
-//! after reading `k`.
+//! overwrites what another still reads: whoever writes a buffer for chunk `k + 2` has met all others for `k + 1`, and
+//! they came there after reading `k`.
 //!
 //! There is no recovery inside: when a drafter dies, the launcher ends all of them and makes a new segment.
 #![expect(unsafe_code, reason = "reads and writes the ranks' buffers in shared memory")]
@@ -185,8 +185,8 @@ impl Sum {
         Ok(Sum { member: Some(member) })
     }
 
-    /// Replaces `values` and `scalars` by their sums over all ranks, the same bits on every rank. Every rank must call it with
-    /// as many of both. After an error the ranks are out of step: end the process.
+    /// Replaces `values` and `scalars` by their sums over all ranks, the same bits on every rank. Every rank must
+    /// call it with as many of both. After an error the ranks are out of step: end the process.
     ///
     /// # Errors
     /// [`SumError::Wait`], [`SumError::Shape`], [`SumError::Scalars`].

@@ -12,7 +12,8 @@
 //! # Promises
 //! - A published batch is never lost, though its target die; a batch in a dead drafter's hands is delivered again.
 //! - The gate is exact: a pop succeeds only while READY >= `min_ready`, or when nothing is pending or claimed any more.
-//! - The stream ends for a drafter only when nothing is pending, claimed or ready, for a target only when all is trained.
+//! - The stream ends for a drafter only when nothing is pending, claimed or ready, for a target only when all is
+//!   trained.
 //! - A dead process holds nobody up: its lock is taken over at once, its slots are the launcher's to take back.
 //! - Slot words are the only truth about slots; every counter is derived. A stopped process is not a dead one.
 
@@ -158,8 +159,8 @@ impl Queue {
         Ok(Arc::new(Place::take(Arc::clone(&self.shared), code, presence)))
     }
 
-    /// The trained batches as half-open id ranges, ascending: what a checkpoint stores. Exact while no drafter is inside
-    /// [`Consumer::trained`].
+    /// The trained batches as half-open id ranges, ascending: what a checkpoint stores. Exact while no drafter is
+    /// inside [`Consumer::trained`].
     pub fn trained_ranges(&self) -> Vec<(u64, u64)> {
         self.shared.ring().ledger.trained_ranges()
     }

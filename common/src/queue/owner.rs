@@ -92,9 +92,9 @@ impl QueueOwner {
         Ok(shared.lock(LAUNCHER)?.reclaim(code, now()))
     }
 
-    /// Makes `trained` (half-open id ranges, ascending) the trained set: the one of the checkpoint that training goes on
-    /// from. Other trained batches, and those that drafters held in their own memory, are pending again. Call it when all
-    /// drafters are gone and reclaimed.
+    /// Makes `trained` (half-open id ranges, ascending) the trained set: the one of the checkpoint that training goes
+    /// on from. Other trained batches, and those that drafters held in their own memory, are pending again. Call it
+    /// when all drafters are gone and reclaimed.
     ///
     /// # Errors
     /// [`WaitError`] if the lock cannot be had.
@@ -112,6 +112,12 @@ impl QueueOwner {
             raise(bell);
             shared.wake_all(&bell.word);
         }
+    }
+}
+
+impl Drop for QueueOwner {
+    fn drop(&mut self) {
+        self.queue.shared.segment.unlink();
     }
 }
 

@@ -39,7 +39,8 @@ impl Producer {
     }
 }
 
-/// A slot to be filled with a batch. Dropped without [`WriteLease::publish`], the slot is free and the batch pending again.
+/// A slot to be filled with a batch. Dropped without [`WriteLease::publish`], the slot is free and the batch pending
+/// again.
 pub struct WriteLease {
     place: Arc<Place>,
     hold: Hold,

@@ -5,10 +5,11 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, posix_fallocate};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap, shm_open};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap, shm_open, shm_unlink};
 use nix::sys::stat::Mode;
 use shared_memory::{Shmem, ShmemConf, ShmemError};
 
@@ -20,7 +21,9 @@ use super::{CREATOR_BYTE, ShmError};
 pub struct Segment {
     memory: Shmem,
     name: String,
-    _creator: Option<Presence>,
+    /// Held by the creator only.
+    creator: Option<Presence>,
+    unlinked: AtomicBool,
 }
 
 // SAFETY: `Shmem` is not Send only for its raw pointer; the mapping belongs to the process, not to a thread.
@@ -49,12 +52,13 @@ impl Segment {
         loop {
             let shmem = ShmemConf::new().os_id(name).size(len.max(1)).create();
             let mut memory = shmem.map_err(|error| refused(name, error))?;
+            memory.set_owner(false);
             // A sweep may hold the new file's lock, having taken it for a dead one's: its name is gone after that.
             if let Some(creator) = claim_name(name)? {
+                let segment = Segment::new(memory, name, Some(creator));
                 reserve(name, len)?;
-                return Ok(Segment { memory, name: name.to_owned(), _creator: Some(creator) });
+                return Ok(segment);
             }
-            memory.set_owner(false);
         }
     }
 
@@ -67,7 +71,19 @@ impl Segment {
         let (file, _) = open_file(name, OFlag::O_RDWR)?;
         check_file(name, &file)?;
         let memory = ShmemConf::new().os_id(name).open().map_err(|e| refused(name, e))?;
-        Ok(Segment { memory, name: name.to_owned(), _creator: None })
+        Ok(Segment::new(memory, name, None))
+    }
+
+    fn new(memory: Shmem, name: &str, creator: Option<Presence>) -> Segment {
+        Segment { memory, name: name.to_owned(), creator, unlinked: AtomicBool::new(false) }
+    }
+
+    /// Removes the name, if this is its creator's value and still has it. What is mapped stays mapped.
+    pub fn unlink(&self) {
+        if self.creator.is_some() && !self.unlinked.swap(true, Ordering::Relaxed) {
+            // Gone already: somebody cleaned up by hand.
+            let _ = shm_unlink(format!("/{}", self.name).as_str());
+        }
     }
 
     /// The name, as seen in `/dev/shm`.
@@ -94,6 +110,12 @@ impl Segment {
     /// Another open of the segment's file, to lock or watch presence bytes.
     pub(crate) fn open_file(&self) -> Result<File, ShmError> {
         Ok(open_file(&self.name, OFlag::O_RDWR)?.0)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        self.unlink();
     }
 }
 
@@ -220,7 +242,7 @@ fn refused(name: &str, error: ShmemError) -> ShmError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::{AtomicU32, Ordering};
+    use crate::sync::AtomicU32;
     use crate::testing::unique;
 
     #[test]

@@ -33,10 +33,10 @@ struct Cursor(Option<usize>);
 
 impl Cursor {
     fn take(&mut self, count: usize, each: usize) -> usize {
-        let start = self.0.unwrap_or(0);
-        let end = count.checked_mul(each).and_then(|bytes| start.checked_add(bytes));
+        let start = self.0;
+        let end = start.and_then(|start| start.checked_add(count.checked_mul(each)?));
         self.0 = end.and_then(|end| end.checked_next_multiple_of(128));
-        start
+        start.unwrap_or(0)
     }
 }
 
@@ -63,4 +63,59 @@ fn rows_bytes(sizes: &Sizes) -> Option<usize> {
     let token_bytes = tokens.checked_mul(4 + 1)?;
     let document_bytes = documents.checked_mul(4 + 8)?.checked_add(4)?;
     token_bytes.checked_add(document_bytes)?.checked_add(ROWS_HEADER_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sizes() -> impl Strategy<Value = Sizes> {
+        let small = (1u32..300, 2u32..=254, 1u32..64, 1u32..100_000, 1u32..5_000, 1u64..100_000);
+        let any = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>());
+        prop_oneof![small.boxed(), any.boxed()].prop_map(
+            |(capacity, participants, buckets, batch_tokens, max_documents, total_batches)| Sizes {
+                capacity,
+                participants,
+                buckets,
+                batch_tokens,
+                max_documents,
+                total_batches,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_aligned_and_never_overlap(sizes in sizes()) {
+            let Some(made) = Geometry::new(sizes) else { return Ok(()) };
+            let parts = [
+                (0, size_of::<Header>()),
+                (made.control, size_of::<Control>()),
+                (made.participants, sizes.participants as usize * size_of::<Participant>()),
+                (made.buckets, sizes.buckets as usize * size_of::<Bucket>()),
+                (made.slots, sizes.capacity as usize * size_of::<Slot>()),
+                (made.ledger, sizes.total_batches as usize * size_of::<u64>()),
+                (made.rows, sizes.capacity as usize * made.rows_stride),
+                (made.total, 0),
+            ];
+            for pair in parts.windows(2) {
+                prop_assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{:?}", pair);
+                prop_assert_eq!(pair[1].0 % 128, 0);
+            }
+            let (tokens, documents) = (sizes.batch_tokens as usize, sizes.max_documents as usize);
+            prop_assert!(ROWS_HEADER_BYTES + tokens * 5 + (documents + 1) * 4 + documents * 8 <= made.rows_stride);
+            prop_assert_eq!(made.rows_stride % 128, 0);
+        }
+    }
+
+    #[test]
+    fn the_largest_sizes_are_refused_rather_than_wrapped() {
+        let most = u32::MAX;
+        let (capacity, participants, buckets) = (most, most, most);
+        let sizes =
+            Sizes { capacity, participants, buckets, batch_tokens: most, max_documents: most, total_batches: u64::MAX };
+        assert_eq!(Geometry::new(sizes), None);
+    }
 }

@@ -70,7 +70,8 @@ shared_struct! {
         magic: AtomicU64,
         /// [`ABI`].
         abi: AtomicU32,
-        /// 0, [`INITIALISING`] or [`READY`]; the last store of the creation (Release, paired with the opener's Acquire).
+        /// 0, [`INITIALISING`] or [`READY`]; the last store of the creation (Release, paired with the opener's
+        /// Acquire).
         state: AtomicU32,
         /// [`LAYOUT_HASH`].
         layout_hash: AtomicU64,

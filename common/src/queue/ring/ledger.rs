@@ -1,7 +1,8 @@
 //! One word per batch id: where the batch is in the run's bookkeeping.
 //!
-//! Written under the queue's lock. While a slot carries the batch, the slot's word is the truth and the ledger word follows it
-//! (a death in between is mended by [`super::Locked::repair`]), with one exception: TRAINED wins over any slot.
+//! Written under the queue's lock. While a slot carries the batch, the slot's word is the truth and the ledger word
+//! follows it (a death in between is mended by [`super::Locked::repair`]), with one exception: TRAINED wins over any
+//! slot.
 
 use super::layout::Control;
 use crate::ids::{BatchId, Step};
@@ -134,7 +135,7 @@ impl<'a> Ledger<'a> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -158,7 +159,7 @@ mod tests {
     fn trained_ids_come_as_ranges() {
         let (control, words): (_, Vec<AtomicU64>) = (Control::default(), (0..6).map(|_| AtomicU64::new(0)).collect());
         let ledger = Ledger::new(&words, &control);
-        [0, 1, 3, 5].map(|id| ledger.set(BatchId(id), BatchState::Trained(Step(9))));
+        [0, 1, 3, 5].into_iter().for_each(|id| ledger.set(BatchId(id), BatchState::Trained(Step(9))));
         assert_eq!(ledger.trained_ranges(), [(0, 2), (3, 4), (5, 6)]);
         assert_eq!(ledger.get(BatchId(3)), BatchState::Trained(Step(9)));
     }

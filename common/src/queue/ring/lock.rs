@@ -78,8 +78,9 @@ pub(crate) fn acquire<E>(
     let mut mine = me.lock_word();
     loop {
         for _ in 0..SPINS {
+            let free = word.load(Ordering::Relaxed) == 0;
             // LOCK: Acquire, paired with the Release of `release`.
-            if word.compare_exchange_weak(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if free && word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Ok(Taken::Clean);
             }
             spin_loop();

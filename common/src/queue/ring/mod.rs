@@ -1,9 +1,10 @@
-//! The queue's algorithm over shared atomics: it knows no mapping, no file and no process, so a model checker can run it.
+//! The queue's algorithm over shared atomics: it knows no mapping, no file and no process, so a model checker can run
+//! it.
 //!
 //! [`Ring`] is the shared state as seen by one process. Every change happens through [`Locked`], which exists only
-//! while this process holds the lock. A change is committed by one store of a slot's word; all counters are derived. A process
-//! may die at any point: the next holder of the lock repairs what was derived (see [`repair`]), and the launcher takes
-//! back what the dead one owned.
+//! while this process holds the lock. A change is committed by one store of a slot's word; all counters are derived.
+//! A process may die at any point: the next holder of the lock repairs what was derived (`recovery`), and the
+//! launcher takes back what the dead one owned.
 
 pub(crate) mod geometry;
 pub(crate) mod layout;
@@ -11,6 +12,8 @@ pub(crate) mod ledger;
 pub(crate) mod lock;
 pub(crate) mod policy;
 mod recovery;
+#[cfg(test)]
+mod tests;
 pub(crate) mod word;
 
 use std::cell::Cell;
@@ -258,8 +261,8 @@ impl<P: Peers> Locked<'_, P> {
         Ok(())
     }
 
-    /// Under `strict`, frees the READY slot with the highest id above `batch`: without that, batches nobody may take yet
-    /// could hold every slot while the one that everybody waits for has none.
+    /// Under `strict`, frees the READY slot with the highest id above `batch`: without that, batches nobody may take
+    /// yet could hold every slot while the one that everybody waits for has none.
     fn evict_above(&self, batch: BatchId, now: u64) -> Option<SlotIndex> {
         if !self.ring.rules.strict {
             return None;

@@ -76,7 +76,8 @@ fn next_in_order(ring: &Ring<'_>) -> Option<SlotIndex> {
     (!written_before && !pending_before).then_some(slot)
 }
 
-/// The one that waited longer than `max_age_ns`, if any; else the oldest of a bucket drawn by its share of what is ready.
+/// The one that waited longer than `max_age_ns`, if any; else the oldest of a bucket drawn by its share of what is
+/// ready.
 fn choose_mixed(candidates: &[Candidate], now: u64, max_age_ns: u64, drawn: u64) -> Option<SlotIndex> {
     let oldest = candidates.iter().min_by_key(|candidate| candidate.since_ns)?;
     if now.saturating_sub(oldest.since_ns) > max_age_ns {

@@ -1,0 +1,69 @@
+//! What the queue's outside tests share.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::config::PopPolicy;
+use common::ids::{BatchId, Rank};
+use common::queue::{Consumer, Producer, Queue, QueueSpec, ReadLease, Rows, WriteLease};
+use common::shutdown::Shutdown;
+use common::wait::Patience;
+
+/// A small queue of this test alone: 4 slots of 64 tokens, two buckets, 2 targets, 2 drafters.
+pub(crate) fn spec(total_batches: u64) -> QueueSpec {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    QueueSpec {
+        run_id: format!("test-queue-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)),
+        capacity: 4,
+        batch_tokens: 64,
+        max_documents: 8,
+        slot_bytes: 4096,
+        bucket_bounds: vec![16, 64],
+        min_ready: 1,
+        policy: PopPolicy::Mixed,
+        max_age: Duration::from_secs(5),
+        targets: 2,
+        drafters: 2,
+        total_batches,
+        seed: 7,
+    }
+}
+
+pub(crate) fn patience(timeout_ms: u64) -> Patience {
+    Patience { timeout: Duration::from_millis(timeout_ms), shutdown: Shutdown::never() }
+}
+
+/// Rows that only batch `batch` can have.
+pub(crate) fn rows(batch: BatchId) -> Rows {
+    let documents = batch.0 % 3 + 1;
+    let tokens = documents as u32 * (batch.0 as u32 % 20 + 1);
+    Rows {
+        token_ids: (0..tokens).map(|token| token ^ (batch.0 as u32).wrapping_mul(0x9E37)).collect(),
+        loss_mask: (0..tokens).map(|token| (token % 2) as u8).collect(),
+        document_offsets: (0..=documents as u32).map(|row| row * (batch.0 as u32 % 20 + 1)).collect(),
+        row_ids: (0..documents).map(|row| batch.0 << 20 | row).collect(),
+    }
+}
+
+pub(crate) fn producer(queue: &Queue, rank: u32) -> Producer {
+    queue.producer(Rank(rank)).expect("the place is free")
+}
+
+pub(crate) fn consumer(queue: &Queue, rank: u32) -> Consumer {
+    queue.consumer(Rank(rank)).expect("the place is free")
+}
+
+pub(crate) fn claim(producer: &Producer) -> WriteLease {
+    producer.claim(&patience(5000)).expect("no error").expect("a batch")
+}
+
+pub(crate) fn publish(lease: WriteLease, bucket: u32) -> BatchId {
+    let batch = lease.batch_id();
+    lease.publish(bucket, &rows(batch)).expect("published");
+    batch
+}
+
+pub(crate) fn pop(consumer: &Consumer) -> ReadLease {
+    consumer.pop(&patience(5000)).expect("no error").expect("a batch")
+}
