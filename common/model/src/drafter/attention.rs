@@ -182,3 +182,98 @@ impl Cuts {
         index(&context.start)..index(&context.end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    const BLOCK: usize = 3;
+    const RULES: [Visibility; 3] = [
+        Visibility::EVERYTHING,
+        Visibility { window: Some(4), causal: true },
+        Visibility { window: Some(2), causal: false },
+    ];
+
+    fn options(group_blocks: usize, rule: Visibility) -> PlanOptions {
+        PlanOptions {
+            block_size: BLOCK,
+            mask_token_id: 0,
+            group_blocks,
+            heads_per_key: 2,
+            visibilities: vec![rule],
+            kind: Kind::Float,
+            device: Device::Cpu,
+        }
+    }
+
+    /// What each slot sees, read off the output: without scores attention is the mean of what is visible, and here value
+    /// c is the c-th unit vector. One line of 0 and 1 per slot: context, then all slots.
+    fn seen(plan: &AttentionPlan, tokens: usize, blocks: usize) -> Vec<String> {
+        let (keys, queries) = (tokens + blocks * BLOCK, blocks * BLOCK);
+        let floats = (Kind::Float, Device::Cpu);
+        let values = Tensor::eye(keys as i64, floats);
+        // The second key head's values are twice the first's: a query head must meet its own.
+        let values = Tensor::stack(&[&values, &(&values * 2.0)], 0);
+        let q = Tensor::zeros([4, queries as i64, keys as i64], floats);
+        let mixed = plan.attend(&q, &Tensor::randn_like(&values), &values).view([queries as i64, 4, -1]);
+        for (head, scale) in [(1, 1.0), (2, 2.0), (3, 2.0)] {
+            assert!(mixed.select(1, head).allclose(&(mixed.select(1, 0) * scale), 1e-6, 1e-6, false), "head {head}");
+        }
+        let visible = |row: i64| {
+            let weights = Vec::<f32>::try_from(mixed.select(1, 0).get(row)).unwrap();
+            let count = weights.iter().filter(|weight| **weight > 0.0).count() as f32;
+            assert!(weights.iter().all(|weight| *weight == 0.0 || (weight * count - 1.0).abs() < 1e-5), "a plain mean");
+            weights.iter().map(|weight| if *weight > 0.0 { '1' } else { '0' }).collect()
+        };
+        (0..queries as i64).map(visible).collect()
+    }
+
+    fn rows<'a>(document_offsets: &'a [u32], row_ids: &'a [u64]) -> PackedRows<'a> {
+        let tokens = *document_offsets.last().unwrap() as usize;
+        PackedRows { token_ids: &[5; 16][..tokens], loss_mask: &[1; 16][..tokens], document_offsets, row_ids }
+    }
+
+    fn kept(anchors: &[usize]) -> Vec<Block> {
+        anchors.iter().map(|&anchor| Block { anchor, keep: true }).collect()
+    }
+
+    /// Spec 7.8 with 7.1's case: S=6, anchors [2,4], B=3.
+    #[test]
+    fn a_uniform_probe_reads_the_mask() {
+        let rows = rows(&[0, 6], &[0]);
+        let plan = AttentionPlan::grouped(&rows, &kept(&[2, 4]), &options(8, RULES[0]), RULES[0]);
+        let (first, second) = ("110000111000", "111100000111");
+        assert_eq!(seen(&plan, 6, 2), [first, first, first, second, second, second]);
+        let plan = AttentionPlan::grouped(&rows, &kept(&[2, 4]), &options(8, RULES[1]), RULES[1]);
+        let sliding = ["110000100000", "110000110000", "010000111000", "011100000100", "001100000110", "000100000111"];
+        assert_eq!(seen(&plan, 6, 2), sliding);
+    }
+
+    /// Spec 7.2: documents of 3 and 3 tokens.
+    #[test]
+    fn a_block_sees_its_own_document_only() {
+        let plan = AttentionPlan::grouped(&rows(&[0, 3, 6], &[0, 1]), &kept(&[2, 4]), &options(8, RULES[0]), RULES[0]);
+        let (first, second) = ("110000111000", "000100000111");
+        assert_eq!(seen(&plan, 6, 2), [first, first, first, second, second, second]);
+    }
+
+    /// Groups of any size, over documents, in any order, with fillers: what the dense mask shows.
+    #[test]
+    fn groups_show_what_the_dense_mask_shows() {
+        let rows = rows(&[0, 7, 9, 16], &[0, 1, 2]);
+        let filler = Block { anchor: 0, keep: false };
+        let mut blocks = kept(&[0, 1, 5, 5, 3, 7, 9, 12, 15]);
+        blocks.insert(2, filler);
+        blocks.push(filler);
+        for rule in RULES {
+            let expected = seen(&AttentionPlan::dense(&rows, &blocks, &options(1, rule), rule), 16, blocks.len());
+            assert!(expected.iter().all(|line| line.contains('1')), "no slot is blind");
+            for size in [1, 2, 3, 32] {
+                let plan = AttentionPlan::grouped(&rows, &blocks, &options(size, rule), rule);
+                assert_eq!(seen(&plan, 16, blocks.len()), expected, "groups of {size}, {rule:?}");
+            }
+        }
+    }
+}

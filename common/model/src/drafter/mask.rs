@@ -51,7 +51,9 @@ impl Visibility {
         keys: std::ops::Range<i64>,
         device: Device,
     ) -> Tensor {
+        let rows = anchors.len() as i64 * block_size;
         let anchors = Tensor::from_slice(anchors).to_device(device).view([-1, 1, 1]);
+        let keys_seen = keys.end - keys.start;
         let keys = Tensor::arange_start(keys.start, keys.end, (Kind::Int64, device)).view([1, 1, -1]);
         let before_anchor = keys.lt_tensor(&anchors).expand([-1, block_size, -1], false);
         let visible = match self.window {
@@ -61,7 +63,7 @@ impl Visibility {
                 (anchors + slots - keys).lt(window as i64).logical_and(&before_anchor)
             }
         };
-        visible.reshape([-1, visible.size()[2]])
+        visible.reshape([rows, keys_seen])
     }
 
     /// `sees_slot` for `blocks` blocks side by side: bool [blocks * B, blocks * B], block diagonal.

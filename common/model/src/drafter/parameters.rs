@@ -64,6 +64,11 @@ impl Parameters {
         &self.gradient
     }
 
+    /// Replaces the gradient, by the sum over drafters for one.
+    pub fn set_gradient(&mut self, gradient: &Tensor) {
+        self.gradient.copy_(gradient);
+    }
+
     /// Forgets the gradient.
     pub fn zero_gradient(&mut self) {
         let _ = self.gradient.zero_();

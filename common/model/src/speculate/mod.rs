@@ -64,7 +64,7 @@ pub struct Generation {
 pub fn drafted(target: &Target, drafter: &Drafter, prompt: &[u32], limits: &Limits) -> Result<Generation, TchError> {
     let capacity = prompt.len() + limits.max_new_tokens;
     let mut verify = TargetSession::new(target, &drafter.config().target_layer_ids, capacity)?;
-    let mut propose = DrafterSession::new(target, drafter, capacity)?;
+    let mut propose = DrafterSession::new(target.vocabulary(), drafter, capacity)?;
     Ok(generate(&mut verify, &mut propose, drafter.config().block_size, prompt, limits))
 }
 

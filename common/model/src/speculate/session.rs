@@ -5,7 +5,7 @@ use tch::{TchError, Tensor};
 use super::{Propose, Verified, Verify};
 use crate::drafter::Drafter;
 use crate::nn::KvCache;
-use crate::target::Target;
+use crate::target::{Target, Vocabulary};
 
 /// A target over one sequence.
 pub(super) struct TargetSession<'a> {
@@ -35,14 +35,14 @@ impl Verify for TargetSession<'_> {
 
 /// A drafter over one sequence; embedding and head are the target's.
 pub(super) struct DrafterSession<'a> {
-    target: &'a Target,
+    vocabulary: &'a Vocabulary,
     drafter: &'a Drafter,
     cache: KvCache,
 }
 
 impl<'a> DrafterSession<'a> {
-    pub(super) fn new(target: &'a Target, drafter: &'a Drafter, capacity: usize) -> Result<Self, TchError> {
-        Ok(DrafterSession { target, drafter, cache: drafter.new_cache(capacity)? })
+    pub(super) fn new(vocabulary: &'a Vocabulary, drafter: &'a Drafter, capacity: usize) -> Result<Self, TchError> {
+        Ok(DrafterSession { vocabulary, drafter, cache: drafter.new_cache(capacity)? })
     }
 }
 
@@ -50,9 +50,9 @@ impl Propose for DrafterSession<'_> {
     fn propose(&mut self, taps: &Tensor, last: u32, count: usize) -> Vec<u32> {
         let mut block = vec![self.drafter.config().mask_token_id; count + 1];
         block[0] = last;
-        let noise = self.target.embed(&ids(&block).to_device(self.target.device()));
+        let noise = self.vocabulary.embed(&ids(&block).to_device(taps.device()));
         let hidden = self.drafter.propose(taps, &noise, &mut self.cache);
-        most_likely(&self.target.logits(&hidden.narrow(0, 1, count as i64)))
+        most_likely(&self.vocabulary.logits(&hidden.narrow(0, 1, count as i64)))
     }
 }
 
