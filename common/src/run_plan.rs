@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::BatchId;
 use crate::model_config::{DraftConfig, TargetConfig};
+use crate::queue;
 
 /// The plan's name in a run folder.
 pub const PLAN_FILE: &str = "plan.json";
@@ -53,17 +55,27 @@ pub enum RunPlanError {
 impl RunPlan {
     /// The queue's shared memory.
     pub fn queue_name(&self) -> String {
-        format!("tandem-{}", self.run_id)
+        queue::queue_name(&self.run_id)
     }
 
     /// The host arena's shared memory: the slots' payload.
     pub fn arena_name(&self) -> String {
-        format!("tandem-{}-arena", self.run_id)
+        queue::arena_name(&self.run_id)
     }
 
     /// The shared memory in which drafters sum their gradients.
     pub fn reduce_name(&self) -> String {
-        format!("tandem-{}-reduce", self.run_id)
+        queue::reduce_name(&self.run_id)
+    }
+
+    /// The pass over the data that a batch belongs to, from 0.
+    pub fn epoch_of(&self, batch: BatchId) -> u64 {
+        let mut end = 0;
+        let ends = self.batches_per_epoch.iter().map(|batches| {
+            end += batches;
+            end
+        });
+        ends.take_while(|end| *end <= batch.0).count() as u64
     }
 
     /// Writes `plan.json` into the run folder.

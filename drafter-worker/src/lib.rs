@@ -1,1 +1,27 @@
-//! Tandem.
+//! What a drafter worker promises.
+//!
+//! - Each batch is trained once in the history of the final weights; a checkpoint says which batches it holds.
+//! - Gradients are sums over all drafters' batches of a step in rank order, divided once by the summed weights, so the
+//!   number of drafters does not change the result.
+//! - A checkpoint is whole or absent: written beside, synced, renamed.
+//! - On SIGTERM the step is finished, saved, and the process ends well.
+
+mod args;
+mod checkpoint;
+mod evaluate;
+mod train;
+
+use clap::Parser;
+
+use args::{Args, Command};
+
+/// Parses the command line and trains or evaluates.
+///
+/// # Errors
+/// Whatever stops it, with what it was doing.
+pub fn run() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::Train(args) => train::run(&args),
+        Command::Evaluate(args) => evaluate::run(&args),
+    }
+}

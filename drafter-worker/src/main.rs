@@ -1,2 +1,7 @@
-//! A program.
-fn main() {}
+//! The drafter process of a pair: trains the draft model on what its target captures, and decodes with it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    common::exit::run_program("drafter-worker", drafter_worker::run)
+}

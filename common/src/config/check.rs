@@ -95,6 +95,8 @@ fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
         gamma,
         "above 0 (published: 7 for block 16, 4 for block 8)",
     )?;
+    let alpha = training.dpace_alpha;
+    check.that((0.0..=1.0).contains(&alpha), "training.dpace_alpha", alpha, "0 to 1 (published: 0.5)")?;
     check.that(training.max_checkpoints >= 1, "training.max_checkpoints", training.max_checkpoints, "1 or more")?;
     check.that(training.log_interval >= 1, "training.log_interval", training.log_interval, "1 or more")
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Config, ConfigError};
 
 /// The resolved configuration's name in the run folder.
-pub const RESOLVED_FILE: &str = "config.toml";
+const RESOLVED_FILE: &str = "config.toml";
 
 impl Config {
     /// Reads `path`, lays `section.key=value` overrides over it and checks every value.

@@ -201,8 +201,12 @@ pub struct TrainingSection {
     pub weight_decay: f64,
     /// Blocks drawn per row at most.
     pub num_anchors: u32,
-    /// Position weights are exp(-(i-1)/gamma).
+    /// How much each slot of a block weighs.
+    pub loss_type: LossType,
+    /// Under `decay`, slot i weighs exp(-(i-1)/gamma).
     pub loss_decay_gamma: f64,
+    /// Under `dpace`, the floor under the drafter's confidence.
+    pub dpace_alpha: f64,
     /// Steps between checkpoints; 0 saves only at the end.
     pub save_interval: u64,
     /// Checkpoints kept.
@@ -211,6 +215,17 @@ pub struct TrainingSection {
     pub log_interval: u64,
     /// Seeds data order, anchors and first weights.
     pub seed: u64,
+}
+
+/// How much each slot of a block weighs in the loss.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum LossType {
+    /// Exponentially less the farther from the anchor; the weighted mean of the losses.
+    #[default]
+    Decay,
+    /// D-PACE: as much as accepted length hinges on it under the drafter's present confidence.
+    Dpace,
 }
 
 /// `[queue]`
@@ -311,7 +326,9 @@ impl Default for TrainingSection {
             max_grad_norm: 1.0,
             weight_decay: 0.0,
             num_anchors: 512,
+            loss_type: LossType::Decay,
             loss_decay_gamma: 7.0,
+            dpace_alpha: 0.5,
             save_interval: 1000,
             max_checkpoints: 3,
             log_interval: 10,

@@ -8,26 +8,27 @@
 mod attention;
 mod layer;
 mod parameters;
+mod vocabulary;
 
 use std::path::Path;
 
 use common::model_config::TargetConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::nn::{KvCache, KvShape, Rotary, linear, rms_norm};
+use crate::nn::{KvCache, KvShape, Rotary, rms_norm};
 use crate::weights::{self, WeightsError};
 use layer::DecoderLayer;
 use parameters::Parameters;
+pub use vocabulary::Vocabulary;
 
 /// A whole frozen decoder on one device. No tensor of it requires a gradient.
 pub struct Target {
     config: TargetConfig,
     kind: Kind,
     device: Device,
-    embedding: Tensor, // [V, H]
+    vocabulary: Vocabulary,
     layers: Vec<DecoderLayer>,
     norm: Tensor, // [H]
-    head: Tensor, // [V, H], the embedding's own memory when tied
     rotary: Rotary,
 }
 
@@ -47,20 +48,14 @@ impl Target {
     pub fn load(folder: &Path, config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, WeightsError> {
         let shapes = parameters::shapes(config);
         let mut parameters = Parameters::new(weights::load(folder, &shapes, kind, device)?);
-        let embedding = parameters.take("model.embed_tokens.weight");
-        let head = match config.tie_word_embeddings {
-            true => embedding.shallow_clone(),
-            false => parameters.take("lm_head.weight"),
-        };
         Ok(Target {
+            vocabulary: Vocabulary::take(config, &mut parameters),
             layers: (0..config.num_hidden_layers).map(|l| DecoderLayer::new(config, l, &mut parameters)).collect(),
             norm: parameters.take("model.norm.weight"),
             rotary: Rotary::new(&config.rope, config.head_dim, device),
             config: config.clone(),
             kind,
             device,
-            embedding,
-            head,
         })
     }
 
@@ -79,19 +74,9 @@ impl Target {
         self.kind
     }
 
-    /// Raw embedding rows: ids i64 [..] to [.., H].
-    pub fn embed(&self, ids: &Tensor) -> Tensor {
-        Tensor::embedding(&self.embedding, ids, -1, false, false)
-    }
-
-    /// The output matrix [V, H].
-    pub fn head(&self) -> &Tensor {
-        &self.head
-    }
-
-    /// Scores of normed hidden states: [.., H] to [.., V]. The head alone, no norm.
-    pub fn logits(&self, hidden: &Tensor) -> Tensor {
-        linear(hidden, &self.head)
+    /// Its input and output tables.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
     }
 
     /// Runs packed documents and calls `sink(k, x)` as the k-th of `taps` finishes, x [T, H] being that layer's output
@@ -109,7 +94,7 @@ impl Target {
         let tokens = ids.size()[0];
         assert_eq!(document_offsets.last().map(|end| i64::from(*end)), Some(tokens), "documents must cover the row");
         let tables = self.rotary.tables(&attention::packed_positions(document_offsets).to_device(self.device));
-        let mut x = self.embed(ids);
+        let mut x = self.vocabulary.embed(ids);
         let depth = taps.last().map_or(0, |last| last + 1);
         for (l, layer) in self.layers[..depth].iter().enumerate() {
             x = layer.forward(&x, &tables, |q, k, v| attention::packed(q, k, v, document_offsets));
@@ -134,7 +119,7 @@ impl Target {
         let (past, count) = (cache.len() as i64, ids.size()[0]);
         let tables = self.rotary.tables(&Tensor::arange_start(past, past + count, (Kind::Int64, self.device)));
         let mask = attention::causal_mask(past, count, self.device);
-        let mut x = self.embed(ids);
+        let mut x = self.vocabulary.embed(ids);
         let mut tapped = vec![Tensor::empty([count, 0], (self.kind, self.device))];
         for (l, layer) in self.layers.iter().enumerate() {
             x = layer.forward(&x, &tables, |q, k, v| {
@@ -147,6 +132,6 @@ impl Target {
         }
         cache.advance(count as usize);
         let hidden = rms_norm(&x, &self.norm, self.config.rms_norm_eps);
-        Step { logits: self.logits(&hidden), taps: Tensor::cat(&tapped, 1) }
+        Step { logits: self.vocabulary.logits(&hidden), taps: Tensor::cat(&tapped, 1) }
     }
 }

@@ -5,16 +5,20 @@ use std::collections::BTreeMap;
 use common::model_config::{Architecture, TargetConfig};
 use tch::Tensor;
 
-/// Every tensor that the target needs. A tied head is the embedding, and a copy of it in the file is passed over.
-pub(super) fn shapes(config: &TargetConfig) -> Vec<(String, Vec<i64>)> {
-    let (vocabulary, hidden) = (config.vocab_size as i64, config.hidden_size as i64);
-    let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![vocabulary, hidden]),
-        ("model.norm.weight".to_owned(), vec![hidden]),
-    ];
+/// The input and output tables. A tied head is the embedding, and a copy of it in the file is passed over.
+pub(super) fn table_shapes(config: &TargetConfig) -> Vec<(String, Vec<i64>)> {
+    let shape = vec![config.vocab_size as i64, config.hidden_size as i64];
+    let mut shapes = vec![("model.embed_tokens.weight".to_owned(), shape.clone())];
     if !config.tie_word_embeddings {
-        shapes.push(("lm_head.weight".to_owned(), vec![vocabulary, hidden]));
+        shapes.push(("lm_head.weight".to_owned(), shape));
     }
+    shapes
+}
+
+/// Every tensor that the target needs.
+pub(super) fn shapes(config: &TargetConfig) -> Vec<(String, Vec<i64>)> {
+    let mut shapes = table_shapes(config);
+    shapes.push(("model.norm.weight".to_owned(), vec![config.hidden_size as i64]));
     let layer_shapes = layer_shapes(config);
     for layer in 0..config.num_hidden_layers {
         shapes.extend(layer_shapes.iter().map(|(name, shape)| (layer_name(layer, name), shape.clone())));

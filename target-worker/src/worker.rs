@@ -1,0 +1,109 @@
+//! The loop: claim, gather, forward with capture, publish.
+
+use anyhow::Context;
+use common::config::Config;
+use common::exit::Blame;
+use common::ids::{BatchId, Rank, Role};
+use common::queue::{LeaseError, Phase, Producer, Queue, Rows};
+use common::run_plan::RunPlan;
+use common::shutdown::Shutdown;
+use common::telemetry;
+use common::wait::{Patience, WaitError};
+use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
+use data::store::{StoreOptions, TokenStore};
+use data::tokenizer::ChatTokenizer;
+use model::arena::{HostArena, SlotShape};
+use model::target::Target;
+use tch::{Device, Tensor};
+
+use crate::args::Args;
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let config = Config::of_run(&args.run)?;
+    let plan = RunPlan::read(&args.run)?;
+    let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
+    telemetry::init(&telemetry::worker_name(Role::Target, Rank(args.rank)));
+    let device = model::runtime::start(config.run.device, Rank(args.rank), plan.threads)
+        .your_input("set run.device to cpu, or make the GPUs visible to libtorch")?;
+    let queue = Queue::attach(&plan.queue_name()).context("cannot join the run's queue")?;
+    let producer = queue.producer(Rank(args.rank))?;
+    producer.phase(Phase::Loading);
+    let worker = Worker::load(&config, &plan, device)?;
+    match worker.serve(&producer, &patience) {
+        Err(ServeError::Wait(WaitError::Shutdown)) => tracing::info!("stopped as asked"),
+        served => served?,
+    }
+    producer.phase(Phase::Finished);
+    Ok(())
+}
+
+/// Why serving ended early.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error("waiting for a slot: {0}")]
+    Wait(#[source] WaitError),
+    #[error("publishing a batch: {0}")]
+    Lease(#[from] LeaseError),
+    #[error("batch {0} is not in this worker's batch plan: the data changed after the run was planned")]
+    Plan(BatchId),
+}
+
+struct Worker {
+    target: Target,
+    taps: Vec<usize>,
+    store: TokenStore,
+    batches: BatchPlan,
+    arena: HostArena,
+    device: Device,
+}
+
+impl Worker {
+    fn load(config: &Config, plan: &RunPlan, device: Device) -> anyhow::Result<Worker> {
+        let dtype = config.model.torch_dtype;
+        let folder = &config.model.target_model_path;
+        let target = Target::load(folder, &plan.target, device, model::runtime::kind(dtype))
+            .your_input("the folder model.target_model_path must hold the weights that its config.json describes")?;
+        let tokenizer = ChatTokenizer::load(folder)?;
+        let (store, _) = TokenStore::open_or_build(&StoreOptions::of(config), &tokenizer, &|_| ())?;
+        let batches = BatchPlan::new(&store, &PlanOptions::of(config));
+        let shape = SlotShape {
+            tokens: config.data.batch_tokens as usize,
+            taps: plan.draft.num_taps(),
+            hidden: plan.draft.hidden_size,
+            dtype,
+        };
+        let arena = HostArena::attach(&plan.arena_name(), shape)?;
+        tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
+        Ok(Worker { target, taps: plan.draft.target_layer_ids.clone(), store, batches, arena, device })
+    }
+
+    /// Until every batch is trained.
+    fn serve(&self, producer: &Producer, patience: &Patience) -> Result<(), ServeError> {
+        while let Some(lease) = producer.claim(patience).map_err(ServeError::Wait)? {
+            producer.phase(Phase::Data);
+            let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
+            let rows = gather(&self.store, &planned);
+            producer.phase(Phase::Forward);
+            let ids: Vec<i64> = rows.token_ids.iter().map(|&id| i64::from(id)).collect();
+            let ids = Tensor::from_slice(&ids).to_device(self.device);
+            let mut write = |tap, hidden: &Tensor| self.arena.write_tap(lease.slot(), tap, hidden);
+            self.target.capture(&ids, &rows.document_offsets, &self.taps, &mut write);
+            producer.phase(Phase::Publish);
+            lease.publish(planned.bucket, &rows)?;
+        }
+        Ok(())
+    }
+}
+
+/// The planned rows, packed one after another.
+fn gather(store: &TokenStore, planned: &PlannedBatch) -> Rows {
+    let mut rows = Rows { document_offsets: vec![0], ..Rows::default() };
+    for &row in &planned.rows {
+        let tokens = store.row(row as usize);
+        rows.token_ids.extend_from_slice(tokens.token_ids);
+        rows.loss_mask.extend_from_slice(tokens.loss_mask);
+        rows.document_offsets.push(rows.token_ids.len() as u32);
+        rows.row_ids.push(u64::from(row));
+    }
+    rows
+}
