@@ -32,7 +32,7 @@ pub(super) fn build(
     folder: &Path,
     options: &StoreOptions,
     tokenizer: &ChatTokenizer,
-    progress: &(dyn Fn(Progress) + Sync),
+    progress: &dyn Fn(Progress),
 ) -> Result<(), StoreError> {
     let path = &options.data_path;
     let total_bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());

@@ -149,7 +149,7 @@ impl TokenStore {
     pub fn open_or_build(
         options: &StoreOptions,
         tokenizer: &ChatTokenizer,
-        progress: &(dyn Fn(Progress) + Sync),
+        progress: &dyn Fn(Progress),
     ) -> Result<(TokenStore, Accounting), StoreError> {
         let folder = options.cache_dir.join(key(options, tokenizer)?);
         let opened = match TokenStore::open(&folder) {
@@ -167,7 +167,7 @@ impl TokenStore {
         folder: &Path,
         options: &StoreOptions,
         tokenizer: &ChatTokenizer,
-        progress: &(dyn Fn(Progress) + Sync),
+        progress: &dyn Fn(Progress),
     ) -> Result<(TokenStore, Accounting), StoreError> {
         let cache = |source| StoreError::Cache { path: options.cache_dir.clone(), source };
         fs::create_dir_all(&options.cache_dir).map_err(cache)?;

@@ -8,6 +8,7 @@ use data::chats::{Conversation, Message};
 use data::row::tokenize;
 use data::store::{Accounting, Progress, StoreError, StoreOptions, TokenStore};
 use data::tokenizer::ChatTokenizer;
+use proptest::prelude::*;
 
 use crate::folder::{CHATML, INST, tokenizer};
 
@@ -171,6 +172,39 @@ fn rows_keep_their_order_over_many_chunks_and_processes_build_once() {
             assert_eq!(store.line(index), index as u64 + 2);
             let text = case.tokenizer.decode(store.row(index).token_ids);
             assert!(text.starts_with(&format!("<|im_start|>user\n{index}<|im_end|>")), "{text}");
+        }
+    }
+}
+
+/// A row with a few bytes changed, taken out or put in.
+fn damaged_row() -> impl Strategy<Value = Vec<u8>> {
+    let row = prop::sample::select(vec![GOOD, LONG, "[1]", "{\"messages\":[{}]}"]);
+    let damage = (any::<prop::sample::Index>(), 0usize..3, prop::collection::vec(any::<u8>(), 0..3));
+    (row, prop::collection::vec(damage, 0..3)).prop_map(|(row, damages)| {
+        let mut row = row.as_bytes().to_vec();
+        for (place, taken, put) in damages {
+            let start = place.index(row.len() + 1);
+            let end = (start + taken).min(row.len());
+            row.splice(start..end, put);
+        }
+        row
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn no_damage_stops_the_count(rows in prop::collection::vec(damaged_row(), 1..20)) {
+        let case = Case::new();
+        let options = case.options("");
+        fs::write(&options.data_path, rows.join(&b'\n')).unwrap();
+        match case.open(&options) {
+            Ok((store, accounting)) => {
+                prop_assert_eq!(accounting.rows_kept + accounting.dropped.len() as u64, accounting.rows_read);
+                prop_assert_eq!(accounting.rows_kept, store.len() as u64);
+                prop_assert!((0..store.len()).all(|row| store.supervised_tokens(row) >= 2));
+            }
+            Err(error) => prop_assert!(!error.to_string().is_empty()),
         }
     }
 }
