@@ -171,3 +171,74 @@ fn load_bytes(words: &[AtomicU32], len: usize) -> Vec<u8> {
     bytes.truncate(len);
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TOKENS: usize = 200;
+    const DOCUMENTS: usize = 8;
+
+    fn words() -> Vec<AtomicU32> {
+        let bytes = ROWS_HEADER_BYTES + TOKENS * 5 + DOCUMENTS * 12 + 4;
+        (0..bytes.div_ceil(4)).map(|_| AtomicU32::new(u32::MAX)).collect()
+    }
+
+    fn rows() -> impl Strategy<Value = Rows> {
+        let lengths = prop::collection::vec(1u32..=25, 1..=DOCUMENTS);
+        (lengths, any::<u32>(), any::<u64>()).prop_map(|(lengths, token, row)| {
+            let mut document_offsets = vec![0];
+            lengths.iter().for_each(|len| document_offsets.push(document_offsets[document_offsets.len() - 1] + len));
+            let tokens: u32 = lengths.iter().sum();
+            Rows {
+                token_ids: (0..tokens).map(|place| token.wrapping_mul(place)).collect(),
+                loss_mask: (0..tokens).map(|place| (token.wrapping_add(place) % 2) as u8).collect(),
+                document_offsets,
+                row_ids: (0..lengths.len() as u64).map(|place| row.wrapping_add(place)).collect(),
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_back_equal_and_a_flipped_bit_is_seen(rows in rows(), at: prop::sample::Index, bit in 0u32..32) {
+            rows.check(TOKENS as u32, DOCUMENTS as u32).unwrap();
+            let words = words();
+            let (len, checksum) = rows.store(BatchId(9), &words).unwrap();
+            prop_assert_eq!(&Rows::load(BatchId(9), &words, len, checksum).unwrap(), &rows);
+            prop_assert!(Rows::load(BatchId(8), &words, len, checksum).is_err(), "another batch's");
+            let used = (rows.num_tokens() * 5 + rows.num_documents() * 12 + 4) / 4;
+            let place = ROWS_HEADER_BYTES / 4 + at.index(used);
+            words[place].fetch_xor(1 << bit, Ordering::Relaxed);
+            let is_seen = matches!(Rows::load(BatchId(9), &words, len, checksum), Err(RowsError::Checksum { .. }));
+            prop_assert!(is_seen);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u32>(), 64..400), len in any::<u32>()) {
+            let words: Vec<AtomicU32> = bytes.into_iter().map(AtomicU32::new).collect();
+            prop_assert!(Rows::load(BatchId(1), &words, len, 0).is_err());
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let good = Rows {
+            token_ids: vec![1, 2, 3],
+            loss_mask: vec![0, 1, 1],
+            document_offsets: vec![0, 2, 3],
+            row_ids: vec![7, 8],
+        };
+        assert!(good.check(3, 2).is_ok());
+        assert!(matches!(good.check(2, 2), Err(RowsError::TooMany { what: "tokens", found: 3, capacity: 2 })));
+        assert!(matches!(good.check(3, 1), Err(RowsError::TooMany { what: "rows", .. })));
+        assert!(matches!(Rows::default().check(3, 1), Err(RowsError::TooMany { found: 0, .. })));
+        for offsets in [vec![0, 3, 3], vec![1, 2, 3], vec![0, 2, 2], vec![0, 3]] {
+            let bad = Rows { document_offsets: offsets, ..good.clone() };
+            assert!(matches!(bad.check(3, 2), Err(RowsError::Shape { .. })), "{:?}", bad.document_offsets);
+        }
+        assert!(Rows { loss_mask: vec![1], ..good.clone() }.check(3, 2).is_err());
+    }
+}

@@ -48,7 +48,7 @@ mod tests {
         let alive = Segment::create(&format!("{prefix}-alive"), 64).unwrap();
         let dead = format!("{prefix}-dead");
         fs::write(format!("/dev/shm/{dead}"), b"left behind").unwrap();
-        assert_eq!(sweep_stale(&prefix).unwrap(), [dead.clone()]);
+        assert_eq!(sweep_stale(&prefix).unwrap(), std::slice::from_ref(&dead));
         assert!(matches!(Segment::attach(&dead), Err(ShmError::Missing { .. })));
         assert!(Segment::attach(alive.name()).is_ok());
     }

@@ -130,10 +130,11 @@ fn a_stale_owner_moves_nothing() {
     let stale = got(memory.lock(TARGET, &world).claim(0));
     memory.lock(Holder::LAUNCHER, &world).reclaim(TARGET, 0);
     assert_eq!(memory.lock(TARGET, &world).publish(stale, 0, 0), Err(Lost));
-    let fresh = got(memory.lock(2, &world).claim(0));
-    assert_eq!(fresh.batch, stale.batch);
+    // The same batch in the same slot in the same hands, but another round.
+    let fresh = got(memory.lock(TARGET, &world).claim(0));
+    assert_eq!((fresh.batch, fresh.slot), (stale.batch, stale.slot));
     assert_eq!(memory.lock(TARGET, &world).abort(stale, 0), Err(Lost));
-    memory.lock(2, &world).publish(fresh, 0, 0).unwrap();
+    memory.lock(TARGET, &world).publish(fresh, 0, 0).unwrap();
     let read = got(memory.lock(DRAFTER, &world).pop(None, 0));
     assert_eq!(memory.lock(DRAFTER, &world).trained(&[BatchId(2)], Step(1)), Err(Lost), "not held");
     memory.lock(DRAFTER, &world).nack(read, 0).unwrap();
@@ -265,6 +266,11 @@ impl Walk<'_> {
                     if carries && !matches!(ledger.get(ring.batch(slot)), BatchState::Trained(_)) {
                         self.memory.words[ring.batch(slot).0 as usize].store(0, Ordering::Relaxed);
                     }
+                }
+                // ... or after one that freed a slot: its batch is in none.
+                if let Some(batch) = ledger.lowest_pending() {
+                    let stale = [BatchState::Claimed(code), BatchState::Ready][batch.0 as usize % 2];
+                    ledger.set(batch, stale);
                 }
                 self.memory.control.ledger_counts[0].store(99, Ordering::Relaxed);
                 self.world.dead.borrow_mut().insert(code);
