@@ -108,6 +108,14 @@ fn a_thought_is_supervised_where_the_template_keeps_it() {
         [format!("{thoughtful}<|im_end|>")]
     );
     check!(
+        THINKING,
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "reasoning_content": "fox", "content": thoughtful}
+        ],
+        [format!("<think>\nfox\n</think>\n\n{thoughtful}<|im_end|>")]
+    );
+    check!(
         CHATML,
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": thoughtful}],
         [format!("{thoughtful}<|im_end|>")]
