@@ -211,7 +211,7 @@ impl Turn {
         let own = marks.iter().zip(places).filter(|(mark, _)| mark.turn == number);
         let mut kept = own.filter_map(|(mark, place)| Some((mark.kind, place.clone()?)));
         let (kind, first) = kept.next().expect("every answer has its place");
-        let end = kept.last().map_or(first.end, |(_, answer)| answer.end);
+        let end = kept.next_back().map_or(first.end, |(_, answer)| answer.end);
         Turn { text: first.start..end, thinks: kind == Kind::Reasoning, calls_tools: message.calls_tools() }
     }
 
