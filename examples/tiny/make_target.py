@@ -3,7 +3,7 @@
 
     python3 make_target.py [--out FOLDER] [--steps N] [--device cuda|cpu]
 
-Needs torch, transformers and tokenizers. About two minutes on a GPU. Everything is drawn from one seed; another
+Needs torch, transformers and tokenizers. A minute and a half on a GPU. Everything is drawn from one seed; another
 device or torch version rounds differently and gives another, equally good model.
 
 1. `world.py` asks about a little world of animals, places and invented objects (counting, conversions, sorting, clocks,
@@ -216,7 +216,7 @@ world and nothing else. Free to use for anything.
 
 | on {chats} held-out chats | |
 | --- | --- |
-| perplexity per answer token, this model | {perplexity:.3f} |
+| perplexity per answer token, this model | {perplexity:.5f} |
 | perplexity per answer token, unigram model | {unigram:.1f} |
 | first answers that are right, word for word | {right:.1%} |
 
