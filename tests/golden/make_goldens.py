@@ -126,7 +126,7 @@ def write(folder, ids, offsets, logits, layers, layer_ids=None):
 
 
 def make_smollm2(path):
-    """A prompt of the model's own format; the taps of the published rule, logits of the last four tokens."""
+    """A prompt of the model's own format; the taps of the published rule, logits of the last two tokens."""
     from tokenizers import Tokenizer
 
     text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\nThe sky is blue because"
@@ -134,7 +134,7 @@ def make_smollm2(path):
     logits, layers = run(load(path), ids)
     folder = HERE / "smollm2-135m"
     folder.mkdir(exist_ok=True)
-    write(folder, ids, torch.tensor([0, len(ids)]), logits[-4:], layers, [1, 8, 14, 20, 27, 29])
+    write(folder, ids, torch.tensor([0, len(ids)]), logits[-2:], layers, [1, 8, 14, 20, 27])
 
 
 if __name__ == "__main__":
