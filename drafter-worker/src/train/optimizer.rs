@@ -141,3 +141,118 @@ impl AdamW {
         entries
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    fn training(weight_decay: f64) -> TrainingSection {
+        TrainingSection { weight_decay, max_grad_norm: 1.0, ..TrainingSection::default() }
+    }
+
+    fn parameters(kind: Kind) -> Parameters {
+        let shapes = [("a".to_owned(), vec![2, 2]), ("b".to_owned(), vec![3])];
+        let mut parameters = Parameters::zeros(&shapes, kind, Device::Cpu).unwrap();
+        parameters.assign(&Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25, 1.0, -0.5, 0.1]));
+        parameters
+    }
+
+    /// Of `2 * sum(a * a) + sum((b * [3, -2, 1]) ** 2)`.
+    fn gradient(parameters: &Parameters) -> Tensor {
+        parameters.values() * Tensor::from_slice(&[4f32, 4.0, 4.0, 4.0, 18.0, 8.0, 2.0])
+    }
+
+    fn list(tensor: &Tensor) -> Vec<f64> {
+        Vec::try_from(tensor.to_kind(Kind::Double).view(-1)).unwrap()
+    }
+
+    fn steps(optimizer: &mut AdamW, parameters: &mut Parameters, steps: std::ops::Range<u32>) -> Vec<f64> {
+        let step = |step| {
+            parameters.set_gradient(&(gradient(parameters) * 3.0));
+            optimizer.update(parameters, 3.0, 0.1 / f64::from(step + 1)).unwrap()
+        };
+        steps.map(step).collect()
+    }
+
+    /// ```python
+    /// a = torch.tensor([[0.5, -1.0], [2.0, 0.25]], requires_grad=True)
+    /// b = torch.tensor([1.0, -0.5, 0.1], requires_grad=True)
+    /// optimizer = torch.optim.AdamW([a, b], lr=0.1, weight_decay=0.01)
+    /// for t in range(5):
+    ///     optimizer.zero_grad()
+    ///     ((a * a).sum() * 2 + (b * torch.tensor([3.0, -2.0, 1.0])).pow(2).sum()).backward()
+    ///     norm = torch.nn.utils.clip_grad_norm_([a, b], 1.0)
+    ///     optimizer.param_groups[0]["lr"] = 0.1 / (t + 1)
+    ///     optimizer.step()
+    /// ```
+    #[test]
+    fn steps_are_pytorchs() {
+        let mut parameters = parameters(Kind::Float);
+        let mut optimizer = AdamW::new(&parameters, &training(0.01));
+        let norms = steps(&mut optimizer, &mut parameters, 0..5);
+        let golden_norms = [20.616_499, 18.589_073, 17.588_085, 16.926_085, 16.432_625];
+        let golden =
+            [0.272_143_04, -0.769_600_45, 1.766_984_58, 0.031_182_64, 0.769_600_45, -0.272_143_04, -0.034_835_19];
+        let found = [norms, list(parameters.values())].concat();
+        for (found, expected) in found.into_iter().zip(golden_norms.into_iter().chain(golden)) {
+            assert!((found - expected).abs() < 2e-6 * f64::abs(expected).max(0.1), "{found} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_bit_for_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let mut unbroken = parameters(kind);
+            let mut optimizer = AdamW::new(&unbroken, &training(0.0));
+            steps(&mut optimizer, &mut unbroken, 0..2);
+            optimizer.save(&path).unwrap();
+            steps(&mut optimizer, &mut unbroken, 2..5);
+
+            let mut resumed = parameters(kind);
+            let mut optimizer = AdamW::new(&resumed, &training(0.0));
+            optimizer.load(&path, &mut resumed).unwrap();
+            steps(&mut optimizer, &mut resumed, 2..5);
+            assert_eq!(list(resumed.values()), list(unbroken.values()));
+        }
+    }
+
+    /// Steps of 1e-3 on weights near 1 vanish in bfloat16; the masters keep them.
+    #[test]
+    fn small_steps_add_up_in_the_masters() {
+        let mut parameters = parameters(Kind::BFloat16);
+        parameters.assign(&Tensor::ones(7, (Kind::Float, Device::Cpu)));
+        let mut optimizer = AdamW::new(&parameters, &training(0.0));
+        for _ in 0..50 {
+            parameters.set_gradient(&Tensor::ones(7, (Kind::Float, Device::Cpu)));
+            optimizer.update(&mut parameters, 1.0, 1e-3).unwrap();
+        }
+        assert!(list(parameters.values()).iter().all(|weight| (weight - 0.95).abs() < 4e-3));
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_changes_nothing() {
+        let mut parameters = parameters(Kind::Float);
+        let mut optimizer = AdamW::new(&parameters, &training(0.0));
+        let before = list(parameters.values());
+        parameters.set_gradient(&Tensor::full(7, f64::NAN, (Kind::Float, Device::Cpu)));
+        let error = optimizer.update(&mut parameters, 1.0, 0.1).unwrap_err();
+        assert_eq!(error.to_string(), "the gradient of optimizer step 1 is not finite (its norm is NaN)");
+        assert_eq!(list(parameters.values()), before);
+    }
+
+    #[test]
+    fn the_state_of_another_drafter_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.safetensors");
+        let mut small = parameters(Kind::Float);
+        AdamW::new(&small, &training(0.0)).save(&path).unwrap();
+        let shapes = [("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![3])];
+        let large = Parameters::zeros(&shapes, Kind::Float, Device::Cpu).unwrap();
+        let error = AdamW::new(&large, &training(0.0)).load(&path, &mut small).unwrap_err().to_string();
+        assert!(error.contains("a.exp_avg [2, 2] instead of [2, 3]"), "{error}");
+    }
+}

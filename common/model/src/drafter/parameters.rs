@@ -19,8 +19,11 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// All zero, from names and shapes.
-    pub(super) fn zeros(shapes: &[(String, Vec<i64>)], kind: Kind, device: Device) -> Result<Parameters, TchError> {
+    /// All zero, from names and shapes; names sorted.
+    ///
+    /// # Errors
+    /// No memory for weights and gradients.
+    pub fn zeros(shapes: &[(String, Vec<i64>)], kind: Kind, device: Device) -> Result<Parameters, TchError> {
         let total: i64 = shapes.iter().map(|(_, shape)| shape.iter().product::<i64>()).sum();
         let values = Tensor::f_zeros(total, (kind, device))?;
         let fresh = values.f_zeros_like()?;
