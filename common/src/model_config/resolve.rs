@@ -156,7 +156,8 @@ fn check_start(draft: &DraftConfig, start: &DraftConfig) -> Result<(), ModelConf
         let allowed = format!("one for the target's hidden size {}", draft.hidden_size);
         return Err(ModelConfigError::drafter("draft_checkpoint_path", found, allowed));
     }
-    let numbers: [(&'static str, fn(&DraftConfig) -> usize); 6] = [
+    type Number = fn(&DraftConfig) -> usize;
+    let numbers: [(&'static str, Number); 6] = [
         ("num_hidden_layers", |draft| draft.num_hidden_layers),
         ("intermediate_size", |draft| draft.intermediate_size),
         ("num_attention_heads", |draft| draft.num_attention_heads),
