@@ -82,22 +82,30 @@ pub fn folder_name(step: Step) -> String {
     format!("step-{:06}", step.0)
 }
 
-/// The whole checkpoints of a run folder, oldest first.
+/// The whole checkpoints of a run folder, oldest first; none where the folder cannot be listed.
 pub fn checkpoints(run_dir: &Path) -> Vec<PathBuf> {
-    whole_ones(run_dir).into_iter().map(|(folder, _)| folder).collect()
+    let whole = whole_ones(&run_dir.join(CHECKPOINTS)).unwrap_or_default();
+    whole.into_iter().map(|(folder, _)| folder).collect()
 }
 
-/// The newest whole checkpoint of a run folder and its manifest.
-pub fn newest_checkpoint(run_dir: &Path) -> Option<(PathBuf, Manifest)> {
-    whole_ones(run_dir).pop()
+/// The newest whole checkpoint of a run folder and its manifest, if there is one.
+///
+/// # Errors
+/// The checkpoints folder is there and cannot be listed: what training goes on from must not be guessed.
+pub fn newest_checkpoint(run_dir: &Path) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
+    let folder = run_dir.join(CHECKPOINTS);
+    match whole_ones(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ManifestError::File { path: folder, source }),
+        Ok(mut whole) => Ok(whole.pop()),
+    }
 }
 
-fn whole_ones(run_dir: &Path) -> Vec<(PathBuf, Manifest)> {
-    // A folder that cannot be listed holds no checkpoint that could be used.
-    let entries = std::fs::read_dir(run_dir.join(CHECKPOINTS)).into_iter().flatten().flatten();
-    let mut whole: Vec<_> = entries.filter_map(|entry| whole(entry.path())).collect();
+fn whole_ones(folder: &Path) -> io::Result<Vec<(PathBuf, Manifest)>> {
+    let paths: Vec<PathBuf> = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    let mut whole: Vec<_> = paths.into_iter().filter_map(whole).collect();
     whole.sort_by_key(|(_, manifest)| manifest.step);
-    whole
+    Ok(whole)
 }
 
 /// The folder with its manifest, if every file is there and its name is its step's.
@@ -126,12 +134,12 @@ mod tests {
     #[test]
     fn the_newest_is_the_one_of_the_highest_step() {
         let run = tempfile::tempdir().unwrap();
-        assert_eq!(newest_checkpoint(run.path()), None);
+        assert_eq!(newest_checkpoint(run.path()).unwrap(), None);
         let older = save(run.path(), 999_999);
         let newest = save(run.path(), 1_000_000);
         let oldest = save(run.path(), 20);
         assert_eq!(checkpoints(run.path()), [oldest, older, newest.clone()]);
-        let (folder, manifest) = newest_checkpoint(run.path()).unwrap();
+        let (folder, manifest) = newest_checkpoint(run.path()).unwrap().unwrap();
         assert_eq!((folder, manifest.step), (newest, 1_000_000));
     }
 
@@ -144,6 +152,6 @@ mod tests {
         }
         std::fs::write(save(run.path(), 7).join(MANIFEST_FILE), "{").unwrap();
         std::fs::rename(save(run.path(), 8), run.path().join(CHECKPOINTS).join("step-000008.partial")).unwrap();
-        assert_eq!(newest_checkpoint(run.path()).unwrap().0, whole);
+        assert_eq!(newest_checkpoint(run.path()).unwrap().unwrap().0, whole);
     }
 }
