@@ -1,0 +1,106 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::*;
+
+/// A program made of shell.
+fn script(folder: &Path, body: &str) -> Launch {
+    let program = folder.join("worker");
+    std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    Launch {
+        name: "target 0".into(),
+        program,
+        args: vec!["--rank".into()],
+        log: folder.join("log"),
+        stdout_is_data: false,
+    }
+}
+
+fn run(body: &str, stdout_is_data: bool) -> (Ended, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = Launch { stdout_is_data, ..script(folder.path(), body) };
+    let ended = Child::spawn(&launch, &Console::silent()).unwrap().reap().unwrap();
+    (ended, std::fs::read_to_string(launch.log).unwrap())
+}
+
+#[test]
+fn output_is_kept_to_the_last_line_and_the_code_is_the_childs() {
+    let (ended, log) = run("echo one $1; echo two >&2; printf three; exit 7", false);
+    assert_eq!(ended.ending, Ending::Exit(7));
+    let mut lines = ended.tail;
+    lines.sort();
+    assert_eq!(lines, ["one --rank", "three", "two"]);
+    assert_eq!(log.lines().count(), 3, "{log}");
+}
+
+#[test]
+fn stdout_can_be_data() {
+    let (ended, log) = run("echo '{}'; echo note >&2", true);
+    assert_eq!((ended.data.as_slice(), log.as_str()), (b"{}\n".as_slice(), "note\n"));
+}
+
+#[test]
+fn a_flood_stalls_nobody() {
+    let (ended, log) = run("head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2", false);
+    assert_eq!(ended.ending, Ending::Exit(0));
+    assert!(log.len() > 40_000_000);
+}
+
+#[test]
+fn killing_a_child_ends_what_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid_file = folder.path().join("pid");
+    let launch = script(folder.path(), &format!("sleep 600 & echo $! > {}; wait", pid_file.display()));
+    let child = Child::spawn(&launch, &Console::silent()).unwrap();
+    let grandchild = await_text(&pid_file);
+    child.kill();
+    assert_eq!(child.reap().unwrap().ending, Ending::Signal(9));
+    await_that("the grandchild to end", || {
+        match std::fs::read_to_string(format!("/proc/{}/stat", grandchild.trim())) {
+            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+            Err(_) => true,
+        }
+    });
+}
+
+#[test]
+fn what_a_child_leaves_behind_ends_with_it() {
+    let started = Instant::now();
+    let (ended, _) = run("sleep 600 & exit 0", false);
+    assert_eq!(ended.ending, Ending::Exit(0));
+    assert!(started.elapsed() < Duration::from_secs(60), "the pipe was held open");
+}
+
+#[test]
+fn a_dropped_child_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let pid_file = folder.path().join("pid");
+    let launch = script(folder.path(), &format!("echo $$ > {}; exec sleep 600", pid_file.display()));
+    let child = Child::spawn(&launch, &Console::silent()).unwrap();
+    let pid = await_text(&pid_file);
+    drop(child);
+    assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists());
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = Launch { program: "/no/such/worker".into(), ..script(folder.path(), "") };
+    let error = Child::spawn(&launch, &Console::silent()).err().expect("it cannot start").to_string();
+    assert!(error.starts_with("cannot start /no/such/worker: "), "{error}");
+}
+
+fn await_text(path: &Path) -> String {
+    let text = || std::fs::read_to_string(path).unwrap_or_default();
+    await_that("a whole line", || text().ends_with('\n'));
+    text()
+}
+
+fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < end, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
