@@ -1,0 +1,185 @@
+//! The loop over real processes: workers made of shell, a real queue.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::config::PopPolicy;
+use common::ids::Rank;
+use common::manifest::{CHECKPOINT_FILES, CHECKPOINTS, Manifest};
+use common::queue::QueueSpec;
+use tempfile::TempDir;
+
+use super::*;
+use crate::child::Ending;
+use crate::fleet::FleetSpec;
+
+/// A run folder with programs of shell beside it.
+struct Stage {
+    folder: TempDir,
+    spec: FleetSpec,
+}
+
+const TARGET: WorkerId = WorkerId { role: Role::Target, rank: Rank(0) };
+const DRAFTER: WorkerId = WorkerId { role: Role::Drafter, rank: Rank(0) };
+
+impl Stage {
+    /// `$RUN` is the run folder, `$RANK` the rank, `$*` the command line.
+    fn new(pairs: u32, target: &str, drafter: &str) -> Stage {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = folder.path().join("run");
+        fs::create_dir_all(run_dir.join("logs")).unwrap();
+        for (name, body, rank) in [("target-worker", target, 4), ("drafter-worker", drafter, 5)] {
+            let program = folder.path().join(name);
+            let text = format!("#!/bin/sh\nRUN={}\nRANK=${rank}\n{body}\n", run_dir.display());
+            fs::write(&program, text).unwrap();
+            fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let queue = QueueSpec {
+            run_id: format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)),
+            capacity: 2,
+            batch_tokens: 8,
+            max_documents: 2,
+            slot_bytes: 64,
+            bucket_bounds: vec![8],
+            min_ready: 1,
+            policy: PopPolicy::Strict,
+            max_age: Duration::from_secs(1),
+            targets: pairs,
+            drafters: pairs,
+            total_batches: 10,
+            seed: 0,
+        };
+        let spec = FleetSpec { run_dir, programs: folder.path().to_owned(), parameters: 4, queue };
+        Stage { folder, spec }
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// Runs it, sends `signals` as `watch` sees fit, and leaves nothing in shared memory.
+    fn play(&self, max_restarts: u32, mut watch: impl FnMut(&dyn Fn(i32))) -> Story {
+        let (mut signals, send) = Signals::from_test();
+        let console = Console::silent();
+        let rules = Rules { max_restarts, grace: Duration::from_secs(20) };
+        let mut fleet = Fleet::create(self.spec.clone(), &console).unwrap();
+        let end = Instant::now() + Duration::from_secs(120);
+        let mut watch = || {
+            assert!(Instant::now() < end, "the run does not end");
+            watch(&send);
+        };
+        let story = supervise(&mut fleet, &mut signals, rules, &console, &mut watch).unwrap();
+        assert!(!self.shared_memory().is_empty(), "the check below works");
+        drop(fleet);
+        assert_eq!(self.shared_memory(), Vec::<String>::new());
+        story
+    }
+
+    fn shared_memory(&self) -> Vec<String> {
+        let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.contains(&self.spec.queue.run_id)).collect()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.run_dir().join(name)).unwrap_or_default()
+    }
+}
+
+#[test]
+fn workers_get_their_command_line_and_the_run_ends_with_them() {
+    let stage = Stage::new(2, "echo $*", "echo $*");
+    let story = stage.play(0, |_| ());
+    assert_eq!(story.outcome, Outcome::Trained);
+    let run = stage.run_dir().display().to_string();
+    assert_eq!(stage.read("logs/target-1.log"), format!("--run {run} --rank 1\n"));
+    assert_eq!(stage.read("logs/drafter-0.log"), format!("train --run {run} --rank 0\n"));
+}
+
+#[test]
+fn a_failed_target_is_started_again_and_the_drafter_does_not_notice() {
+    let target = "echo x >> $RUN/starts; [ $(wc -l < $RUN/starts) -ge 3 ] || kill -9 $$";
+    let drafter = "echo x >> $RUN/drafters; while [ $(wc -l < $RUN/starts) -lt 3 ]; do sleep 0.05; done";
+    let stage = Stage::new(1, target, drafter);
+    let story = stage.play(2, |_| ());
+    assert_eq!((story.outcome, story.target_restarts, story.drafter_restarts), (Outcome::Trained, 2, 0));
+    assert_eq!((stage.read("starts").lines().count(), stage.read("drafters").lines().count()), (3, 1));
+}
+
+#[test]
+fn a_budget_is_not_exceeded_and_the_drafter_may_save() {
+    let drafter = "trap 'echo saved > $RUN/saved; exit 0' TERM; touch $RUN/ready; while :; do sleep 0.05; done";
+    let stage = Stage::new(1, "while [ ! -e $RUN/ready ]; do sleep 0.05; done; echo gone >&2; exit 2", drafter);
+    let story = stage.play(1, |_| ());
+    assert_eq!((story.outcome, story.restarts), (Outcome::Failed(TARGET, Ending::Exit(2)), 1));
+    assert_eq!(stage.read("saved"), "saved\n");
+    assert_eq!(story.ended[&TARGET].tail, ["gone"]);
+}
+
+#[test]
+fn what_is_your_input_is_not_tried_again() {
+    let stage = Stage::new(1, "sleep 600", "echo x >> $RUN/starts; exit 1");
+    let story = stage.play(3, |_| ());
+    assert_eq!(story.outcome, Outcome::Failed(DRAFTER, Ending::Exit(1)));
+    assert_eq!(stage.read("starts"), "x\n");
+}
+
+#[test]
+fn drafters_go_on_together_from_the_newest_checkpoint() {
+    let drafter = "echo $* >> $RUN/starts.$RANK
+        if [ $RANK = 1 ] && [ ! -e $RUN/died ]; then
+            while [ ! -e $RUN/starts.0 ]; do sleep 0.05; done; touch $RUN/died; kill -9 $$
+        fi
+        while [ $(wc -l < $RUN/starts.0) -lt 2 ]; do sleep 0.05; done";
+    let stage = Stage::new(2, "while [ ! -e $RUN/starts.1 ]; do sleep 0.05; done", drafter);
+    let checkpoint = stage.run_dir().join(CHECKPOINTS).join("step-000003");
+    fs::create_dir_all(&checkpoint).unwrap();
+    CHECKPOINT_FILES.iter().for_each(|name| fs::write(checkpoint.join(name), "x").unwrap());
+    let manifest = Manifest { run_id: "r".into(), step: 3, trained: vec![(0, 6)], mask_token_id: 0 };
+    manifest.write(&checkpoint).unwrap();
+    let story = stage.play(1, |_| ());
+    assert_eq!((story.outcome, story.drafter_restarts), (Outcome::Trained, 1));
+    for rank in 0..2 {
+        let starts = stage.read(&format!("starts.{rank}"));
+        let lines: Vec<_> = starts.lines().collect();
+        assert_eq!(lines.len(), 2, "{starts}");
+        assert!(!lines[0].contains("--checkpoint"), "{starts}");
+        assert!(lines[1].ends_with(&format!("--rank {rank} --checkpoint {}", checkpoint.display())), "{starts}");
+    }
+}
+
+#[test]
+fn a_signal_lets_drafters_save_and_a_second_one_does_not() {
+    let saving = "trap 'echo saved > $RUN/saved; exit 0' TERM; touch $RUN/ready; while :; do sleep 0.05; done";
+    let deaf = "trap '' TERM; touch $RUN/ready; while :; do sleep 0.05; done";
+    for (drafter, signals, saved) in [(saving, &[2][..], "saved\n"), (deaf, &[15, 2][..], "")] {
+        let stage = Stage::new(1, "exec sleep 600", drafter);
+        let mut signals = signals.iter();
+        let mut watch = |send: &dyn Fn(i32)| {
+            if stage.run_dir().join("ready").exists() {
+                signals.next().into_iter().for_each(|signal| send(*signal));
+            }
+        };
+        let story = stage.play(3, &mut watch);
+        let first = if saved.is_empty() { 15 } else { 2 };
+        assert_eq!(story.outcome, Outcome::Stopped(first));
+        assert_eq!(stage.read("saved"), saved);
+    }
+}
+
+#[test]
+fn an_abandoned_fleet_leaves_neither_processes_nor_memory() {
+    let stage = Stage::new(1, "echo $$ > $RUN/pid; exec sleep 600", "exec sleep 600");
+    let mut fleet = Fleet::create(stage.spec.clone(), &Console::silent()).unwrap();
+    fleet.spawn(TARGET).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while !stage.read("pid").ends_with('\n') {
+        assert!(Instant::now() < end, "the worker never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(fleet);
+    assert!(!std::path::Path::new(&format!("/proc/{}", stage.read("pid").trim())).exists());
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
