@@ -1,0 +1,77 @@
+//! `tandem evaluate`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use common::config::Config;
+use common::evaluation::EvaluationReport;
+use common::exit::{Blame, Fault};
+use common::manifest;
+
+use super::{decode, print, programs};
+use crate::args::EvaluateArgs;
+use crate::fleet::LOGS;
+use crate::plan::Models;
+use crate::progress::Console;
+use crate::report;
+use crate::supervise::Signals;
+
+/// Decodes the configuration's held-out prompts with a trained drafter and prints what it gains.
+///
+/// # Errors
+/// Input that cannot work, a failing worker, or tokens that differ from plain decoding's.
+pub(crate) fn evaluate(args: &EvaluateArgs) -> Result<(), Fault> {
+    let config = Config::load(&args.config, &args.overrides)
+        .your_input("tandem evaluate CONFIG.toml [--draft DIR] [section.key=value ...]")?;
+    demand_prompts(&config)?;
+    let draft = args.draft.clone().map_or_else(|| newest(&config), Ok)?;
+    let models = Models::read(config, Some(&draft))?;
+    let folder = temporary_run(&models)?;
+    let console = Console::start();
+    let mut signals = Signals::install().our_failure("the system refuses signal handlers")?;
+    let report = decode::decode(folder.path(), programs()?, Some(&draft), &mut signals, &console);
+    console.flush();
+    let report = report?;
+    print(&shown(&report, &draft, args.json))?;
+    report::demand_lossless(&report)
+}
+
+/// Refuses an evaluation without prompts.
+pub(super) fn demand_prompts(config: &Config) -> Result<(), Fault> {
+    let given = config.evaluation.eval_data_path.as_ref().map(drop);
+    given.ok_or("evaluation.eval_data_path is not set").your_input("set it to a file of held-out chats")
+}
+
+fn newest(config: &Config) -> Result<PathBuf, Fault> {
+    let run_dir = &config.run.output_dir;
+    let hint = "train first, or name a drafter with --draft DIR";
+    let newest = manifest::newest_checkpoint(run_dir).your_input(hint)?;
+    let missing = || format!("{}: no checkpoint there", run_dir.display());
+    newest.map(|(folder, _)| folder).ok_or_else(missing).your_input(hint)
+}
+
+/// A run folder that lasts as long as the evaluation: workers read nothing else.
+fn temporary_run(models: &Models) -> Result<tempfile::TempDir, Fault> {
+    let hint = "a temporary folder is needed: set TMPDIR to a place with room";
+    let make = || -> io::Result<tempfile::TempDir> {
+        let folder = tempfile::Builder::new().prefix("tandem-evaluate-").tempdir()?;
+        fs::create_dir(folder.path().join(LOGS))?;
+        Ok(folder)
+    };
+    let folder = make().your_input(hint)?;
+    write_run(models, folder.path())?;
+    Ok(folder)
+}
+
+fn write_run(models: &Models, run_dir: &Path) -> Result<(), Fault> {
+    models.config.write(run_dir).our_failure("the resolved configuration cannot be written")?;
+    models.run_plan(Vec::new(), 0).write(run_dir).our_failure("the plan cannot be written")
+}
+
+fn shown(report: &EvaluationReport, draft: &Path, json: bool) -> String {
+    if !json {
+        return report::evaluation_page(report, draft);
+    }
+    serde_json::to_string(report).expect("a report has only values that JSON can hold") + "\n"
+}

@@ -1,0 +1,193 @@
+//! `tandem run`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::config::Config;
+use common::evaluation::EvaluationReport;
+use common::exit::{Blame, Code, Fault};
+use common::manifest::{self, Manifest};
+use common::shm::{self, ShmError};
+
+use super::decode::{decode, stopped_by};
+use super::evaluate::demand_prompts;
+use super::{print, programs};
+use crate::args::RunArgs;
+use crate::child::signal_name;
+use crate::fleet::{Fleet, FleetError, log_file};
+use crate::inspect::Watch;
+use crate::plan::{Models, Plan, RunFolder};
+use crate::progress::Console;
+use crate::report::{self, Summary};
+use crate::supervise::{self, Outcome, Rules, Signals, Story};
+
+/// How long workers may take to end once asked: a large drafter's checkpoint has to fit in.
+const GRACE: Duration = Duration::from_secs(120);
+
+/// What every shared memory segment of Tandem starts with.
+const SEGMENT_PREFIX: &str = "tandem-";
+
+const ROOM_HINT: &str =
+    "lower queue.capacity or data.batch_tokens, or give /dev/shm more room (docker run --shm-size=8g)";
+
+/// Trains: from chats to a checkpoint and a summary.
+///
+/// # Errors
+/// Input that cannot work, a worker that fails too often, or a signal.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Fault> {
+    let console = Console::start();
+    let done = Run::prepare(args, &console).and_then(|mut run| run.whole());
+    console.clear_progress();
+    console.flush();
+    done
+}
+
+/// A run whose plan stands and whose folder is made.
+struct Run<'a> {
+    plan: Plan,
+    folder: RunFolder,
+    programs: PathBuf,
+    signals: Signals,
+    console: &'a Console,
+}
+
+impl<'a> Run<'a> {
+    /// Everything that can be refused is refused here, before the folder is touched.
+    fn prepare(args: &RunArgs, console: &'a Console) -> Result<Run<'a>, Fault> {
+        let config =
+            Config::load(&args.config, &args.overrides).your_input("see docs/configuration.md for every key")?;
+        if config.evaluation.eval_data_path.is_some() {
+            demand_prompts(&config)?;
+        }
+        let programs = programs()?;
+        let plan = Plan::new(Models::read(config, None)?, console)?;
+        plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
+        let folder = RunFolder::create(&plan.models.config.run.output_dir)
+            .your_input("choose another run.output_dir, or wait for the run that uses it")?;
+        let signals = Signals::install().our_failure("the system refuses signal handlers")?;
+        let run = Run { plan, folder, programs, signals, console };
+        run.write_down()?;
+        Ok(run)
+    }
+
+    fn write_down(&self) -> Result<(), Fault> {
+        let path = &self.folder.path;
+        if let Some(moved) = &self.folder.moved {
+            self.say(&format!("the earlier run in {} is now {}", path.display(), moved.display()));
+        }
+        self.plan.models.config.write(path).your_input("the run folder cannot be written to")?;
+        self.plan.run.write(path).your_input("the run folder cannot be written to")?;
+        self.say(&format!("run {} in {}", self.plan.run.run_id, path.display()));
+        let swept = shm::sweep_stale(SEGMENT_PREFIX).our_failure("/dev/shm has to be readable")?;
+        if !swept.is_empty() {
+            self.say(&format!("removed what dead runs left in /dev/shm: {}", swept.join(", ")));
+        }
+        Ok(())
+    }
+
+    fn whole(&mut self) -> Result<(), Fault> {
+        let before = self.decode(None)?;
+        let story = self.train()?;
+        if let Outcome::Failed(worker, _) = story.outcome {
+            let log = log_file(&self.folder.path, worker);
+            let (lines, fault) = report::failure(&worker.to_string(), &story.ended[&worker], story.restarts, &log);
+            lines.iter().for_each(|line| self.say(line));
+            return Err(fault);
+        }
+        self.conclude(before.as_ref(), &story)
+    }
+
+    /// The trained drafter's worth: `summary.json` and the last page, written whatever decoding says.
+    fn conclude(&mut self, before: Option<&EvaluationReport>, story: &Story) -> Result<(), Fault> {
+        let newest = manifest::newest_checkpoint(&self.folder.path).your_input("the run folder has to be readable")?;
+        let mut summary = self.summary(story, newest.as_ref());
+        summary.accepted_length_before = before.map(|report| report.accepted_length);
+        let after = match (story.outcome, &newest) {
+            (Outcome::Stopped(signal), _) => Err(self.stopped(signal, newest.as_ref())),
+            (_, Some((folder, _))) => self.decode(Some(folder)),
+            (_, None) => Err(Fault::new(Code::Failure, "the drafters ended well, but no whole checkpoint is there")
+                .with_hint(format!("see the logs in {}", self.folder.path.display()))),
+        };
+        if let Ok(Some(report)) = &after {
+            summary.after(report);
+        }
+        summary.write(&self.folder.path).your_input("the run folder cannot be written to")?;
+        self.console.flush();
+        print(&summary.page(&self.folder.path))?;
+        after?.as_ref().map_or(Ok(()), report::demand_lossless)
+    }
+
+    /// Decodes the held-out prompts, if there are any.
+    fn decode(&mut self, draft: Option<&Path>) -> Result<Option<EvaluationReport>, Fault> {
+        let evaluation = &self.plan.models.config.evaluation;
+        if evaluation.eval_data_path.is_none() {
+            return Ok(None);
+        }
+        let which = if draft.is_some() { "trained" } else { "untrained" };
+        self.say(&format!("decoding up to {} held-out prompts with the {which} drafter", evaluation.num_prompts));
+        decode(&self.folder.path, self.programs.clone(), draft, &mut self.signals, self.console).map(Some)
+    }
+
+    /// The fleet's whole life. Its shared memory is gone when this returns, however it returns.
+    fn train(&mut self) -> Result<Story, Fault> {
+        let spec = self.plan.fleet(&self.folder.path, self.programs.clone());
+        let mut watch = Watch::new(&self.plan.run);
+        let rules = Rules { max_restarts: self.plan.models.config.run.max_restarts, grace: GRACE };
+        let mut fleet = Fleet::create(spec, self.console).map_err(fleet_fault)?;
+        self.say("training");
+        let console = self.console;
+        let mut show = || watch.progress().into_iter().for_each(|progress| console.progress(progress));
+        let story = supervise::supervise(&mut fleet, &mut self.signals, rules, console, &mut show);
+        console.clear_progress();
+        story.our_failure(report::PROGRAMS_HINT)
+    }
+
+    fn summary(&self, story: &Story, newest: Option<&(PathBuf, Manifest)>) -> Summary {
+        let run = &self.plan.run;
+        let (steps, volume) =
+            newest.map_or_else(Default::default, |(_, manifest)| (manifest.step, self.plan.volume(&manifest.trained)));
+        let train_seconds = story.training.as_secs_f64();
+        let stopped_by = match story.outcome {
+            Outcome::Stopped(signal) => Some(signal_name(signal)),
+            _ => None,
+        };
+        Summary {
+            run_id: run.run_id.clone(),
+            stopped_by,
+            train_seconds,
+            tokens_per_s: volume.tokens as f64 / train_seconds.max(1e-9),
+            checkpoint: newest.map(|(folder, _)| folder.clone()),
+            steps,
+            total_steps: run.total_steps,
+            rows: volume.rows,
+            tokens: volume.tokens,
+            rows_kept: self.plan.accounting.rows_kept,
+            rows_dropped: self.plan.accounting.dropped.len() as u64,
+            target_restarts: story.target_restarts,
+            drafter_restarts: story.drafter_restarts,
+            ..Summary::default()
+        }
+    }
+
+    fn stopped(&self, signal: i32, newest: Option<&(PathBuf, Manifest)>) -> Fault {
+        let kept = newest.map_or_else(
+            || "it had saved no checkpoint yet".to_owned(),
+            |(folder, manifest)| format!("step {} is saved in {}", manifest.step, folder.display()),
+        );
+        stopped_by(signal).with_hint(kept)
+    }
+
+    fn say(&self, text: &str) {
+        self.console.say(format!("tandem: {text}"));
+    }
+}
+
+/// Too little shared memory is the user's to change, all else is ours.
+fn fleet_fault(error: FleetError) -> Fault {
+    let causes = std::iter::successors(Some(&error as &(dyn std::error::Error + 'static)), |&error| error.source());
+    let no_room = causes.into_iter().any(|error| matches!(error.downcast_ref(), Some(ShmError::NoSpace { .. })));
+    match no_room {
+        true => Fault::new(Code::Input, error).with_hint(ROOM_HINT),
+        false => Fault::new(Code::Failure, error).with_hint("see /dev/shm"),
+    }
+}

@@ -1,0 +1,117 @@
+//! The run folder: made fresh, an earlier run moved aside, never two runs in one.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::fleet::LOGS;
+
+/// Locked while its launcher lives, however that ends.
+const LOCK: &str = "run.lock";
+
+/// A run folder that is ours until this value, or the process, is gone.
+pub(crate) struct RunFolder {
+    /// Where.
+    pub(crate) path: PathBuf,
+    /// Where the run that was there before has gone.
+    pub(crate) moved: Option<PathBuf>,
+    _lock: File,
+}
+
+/// A run folder that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FolderError {
+    /// Another launcher is at work there.
+    #[error("{0}: another run is going on there")]
+    InUse(PathBuf),
+    /// Somebody's files that are no run's.
+    #[error("{0}: not empty, and not the folder of a run")]
+    Foreign(PathBuf),
+    /// The file system said no.
+    #[error("{path}: {source}")]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl RunFolder {
+    /// Makes `path` and its `logs` folder.
+    ///
+    /// # Errors
+    /// Another run is at work there, the folder holds something else, or the file system says no.
+    pub(crate) fn create(path: &Path) -> Result<RunFolder, FolderError> {
+        let moved = make_way(path)?;
+        let logs = path.join(LOGS);
+        at(&logs, fs::create_dir_all(&logs))?;
+        let lock = lock(path)?;
+        Ok(RunFolder { path: path.to_owned(), moved, _lock: lock })
+    }
+}
+
+/// Moves an earlier run aside; where to.
+fn make_way(path: &Path) -> Result<Option<PathBuf>, FolderError> {
+    let mut entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => at(path, entries)?,
+    };
+    if entries.next().is_none() {
+        return Ok(None);
+    }
+    let foreign = || FolderError::Foreign(path.to_owned());
+    let name = path.file_name().filter(|_| path.join(LOCK).is_file()).ok_or_else(foreign)?;
+    let _ours = lock(path)?;
+    let numbered = |number: u32| path.with_file_name(format!("{}.{number}", name.to_string_lossy()));
+    let aside = (1..).map(numbered).find(|aside| !aside.exists()).expect("some number is free");
+    at(path, fs::rename(path, &aside))?;
+    Ok(Some(aside))
+}
+
+fn lock(folder: &Path) -> Result<File, FolderError> {
+    let path = folder.join(LOCK);
+    let file = at(&path, File::options().create(true).truncate(false).write(true).open(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(FolderError::InUse(folder.to_owned())),
+        Err(TryLockError::Error(source)) => Err(FolderError::File { path, source }),
+    }
+}
+
+fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, FolderError> {
+    result.map_err(|source| FolderError::File { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_runs_are_moved_aside_and_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("runs/tiny");
+        for earlier in ["first", "second"] {
+            let folder = RunFolder::create(&path).unwrap();
+            fs::write(folder.path.join("summary.json"), earlier).unwrap();
+        }
+        let third = RunFolder::create(&path).unwrap();
+        assert_eq!(third.moved, Some(parent.path().join("runs/tiny.2")));
+        let summary = |name: &str| fs::read_to_string(parent.path().join(name).join("summary.json")).unwrap();
+        assert_eq!((summary("runs/tiny.1"), summary("runs/tiny.2")), ("first".into(), "second".into()));
+        assert!(path.join(LOGS).is_dir() && !path.join("summary.json").exists());
+    }
+
+    #[test]
+    fn a_run_at_work_and_somebody_elses_folder_are_left_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let busy = parent.path().join("busy");
+        let _run = RunFolder::create(&busy).unwrap();
+        assert!(matches!(RunFolder::create(&busy), Err(FolderError::InUse(_))));
+        let home = parent.path().join("home");
+        fs::create_dir(&home).unwrap();
+        assert_eq!(RunFolder::create(&home).unwrap().moved, None);
+        fs::remove_file(home.join(LOCK)).unwrap();
+        assert!(matches!(RunFolder::create(&home), Err(FolderError::Foreign(_))));
+    }
+}

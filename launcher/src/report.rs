@@ -1,0 +1,250 @@
+//! The last page: what the run gained and where it lies, or what went wrong first.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use common::evaluation::EvaluationReport;
+use common::exit::{Code, Fault};
+use nix::sys::signal::Signal;
+use serde::Serialize;
+
+use crate::child::{Ended, Ending};
+
+/// The summary's name in a run folder.
+const SUMMARY_FILE: &str = "summary.json";
+
+/// Why a worker may not start.
+pub(crate) const PROGRAMS_HINT: &str = "target-worker and drafter-worker have to lie beside tandem: build all programs";
+
+/// Lines of a failed worker's output that are shown again.
+const TAIL_LINES: usize = 12;
+
+/// `summary.json`: what a run gained.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) run_id: String,
+    /// The signal that stopped the run early, if one did.
+    pub(crate) stopped_by: Option<String>,
+    pub(crate) accepted_length_before: Option<f64>,
+    pub(crate) accepted_length_after: Option<f64>,
+    /// Whether greedy decoding with the trained drafter gave plain decoding's tokens, in float32.
+    pub(crate) lossless: Option<bool>,
+    /// From the start of the workers to the end of the last drafter.
+    pub(crate) train_seconds: f64,
+    /// Tokens of trained rows, those without loss included, per second of `train_seconds`.
+    pub(crate) tokens_per_s: f64,
+    /// The newest checkpoint.
+    pub(crate) checkpoint: Option<PathBuf>,
+    pub(crate) steps: u64,
+    pub(crate) total_steps: u64,
+    /// Rows in the weights' history; a row counts once per epoch.
+    pub(crate) rows: u64,
+    pub(crate) tokens: u64,
+    pub(crate) rows_kept: u64,
+    pub(crate) rows_dropped: u64,
+    pub(crate) plain_tokens_per_s: Option<f64>,
+    pub(crate) speculative_tokens_per_s: Option<f64>,
+    pub(crate) speedup: Option<f64>,
+    pub(crate) eval_prompts: Option<u64>,
+    pub(crate) target_restarts: u32,
+    pub(crate) drafter_restarts: u32,
+}
+
+/// A summary that cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub(crate) struct SummaryError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+impl Summary {
+    /// Fills in what decoding with the trained drafter gave.
+    pub(crate) fn after(&mut self, report: &EvaluationReport) {
+        self.accepted_length_after = Some(report.accepted_length);
+        self.lossless = report.lossless;
+        self.plain_tokens_per_s = Some(report.plain_tokens_per_s);
+        self.speculative_tokens_per_s = Some(report.tokens_per_s);
+        self.speedup = Some(speedup(report));
+        self.eval_prompts = Some(report.prompts);
+    }
+
+    /// Writes `summary.json`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn write(&self, run_dir: &Path) -> Result<(), SummaryError> {
+        let path = run_dir.join(SUMMARY_FILE);
+        let text = serde_json::to_string_pretty(self).expect("a Summary has only values that JSON can hold");
+        std::fs::write(&path, text + "\n").map_err(|source| SummaryError { path, source })
+    }
+
+    /// The summary as a page.
+    pub(crate) fn page(&self, run_dir: &Path) -> String {
+        let mut page = String::from("\n");
+        if let (Some(before), Some(after), Some(prompts)) =
+            (self.accepted_length_before, self.accepted_length_after, self.eval_prompts)
+        {
+            row(
+                &mut page,
+                "accepted length",
+                &format!(
+                    "{before:.2} before training, {after:.2} after: tokens per target pass, {prompts} held-out prompts"
+                ),
+            );
+        }
+        if let (Some(with), Some(plain), Some(speedup)) =
+            (self.speculative_tokens_per_s, self.plain_tokens_per_s, self.speedup)
+        {
+            row(&mut page, "decoding", &decoding(with, plain, speedup));
+        }
+        if let Some(lossless) = self.lossless {
+            row(&mut page, "lossless check", lossless_words(lossless));
+        }
+        let Summary { steps, total_steps, rows, tokens, train_seconds, tokens_per_s, .. } = self;
+        row(
+            &mut page,
+            "training",
+            &format!(
+                "{tokens_per_s:.0} tokens/s: {steps} of {total_steps} steps, {rows} rows, {tokens} tokens in {train_seconds:.1} s"
+            ),
+        );
+        if self.target_restarts + self.drafter_restarts > 0 {
+            row(
+                &mut page,
+                "restarts",
+                &format!("{} of targets, {} of drafters", self.target_restarts, self.drafter_restarts),
+            );
+        }
+        let checkpoint = self.checkpoint.as_ref().map_or("none".into(), |folder| folder.display().to_string());
+        row(&mut page, "checkpoint", &checkpoint);
+        row(&mut page, "summary", &run_dir.join(SUMMARY_FILE).display().to_string());
+        page
+    }
+}
+
+/// An evaluation as a page.
+pub(crate) fn evaluation_page(report: &EvaluationReport, draft: &Path) -> String {
+    let EvaluationReport { accepted_length, prompts, new_tokens, verifies, .. } = report;
+    let mut page = String::new();
+    row(
+        &mut page,
+        "accepted length",
+        &format!("{accepted_length:.2}: {new_tokens} tokens in {verifies} target passes, {prompts} prompts"),
+    );
+    row(&mut page, "decoding", &decoding(report.tokens_per_s, report.plain_tokens_per_s, speedup(report)));
+    if let Some(lossless) = report.lossless {
+        row(&mut page, "lossless check", lossless_words(lossless));
+    }
+    row(&mut page, "drafter", &draft.display().to_string());
+    page
+}
+
+/// A lossless check that failed is a bug of ours, whatever else went well.
+///
+/// # Errors
+/// If it failed.
+pub(crate) fn demand_lossless(report: &EvaluationReport) -> Result<(), Fault> {
+    match report.lossless {
+        Some(false) => {
+            Err(Fault::new(Code::Failure, "the lossless check failed: decoding with the drafter changed tokens")
+                .with_hint("this is a bug in Tandem: please report it with the run folder's config.toml and plan.json"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn speedup(report: &EvaluationReport) -> f64 {
+    report.tokens_per_s / report.plain_tokens_per_s.max(f64::MIN_POSITIVE)
+}
+
+fn decoding(with: f64, plain: f64, speedup: f64) -> String {
+    format!("{with:.0} tokens/s with the drafter, {plain:.0} without: {speedup:.2} times")
+}
+
+fn lossless_words(lossless: bool) -> &'static str {
+    if lossless {
+        "passed: in float32 the same tokens as plain greedy decoding"
+    } else {
+        "FAILED: tokens differ from plain greedy decoding's"
+    }
+}
+
+fn row(page: &mut String, name: &str, text: &str) {
+    writeln!(page, "{name:<17}{text}").expect("text takes any text");
+}
+
+/// What ended a run, ready to be the last line, and the failed worker's last lines to show before it.
+pub(crate) fn failure(worker: &str, end: &Ended, restarts: u32, log: &Path) -> (Vec<String>, Fault) {
+    let (said, hint) = last_words(&end.tail);
+    if let (Ending::YOUR_INPUT, Some(said)) = (end.ending, said) {
+        let hint = hint.map_or_else(|| format!("see {}", log.display()), str::to_owned);
+        return (Vec::new(), Fault::new(Code::Input, format!("{worker}: {said}")).with_hint(hint));
+    }
+    let shown = end.tail.len().saturating_sub(TAIL_LINES);
+    let heading = format!("last lines of {worker} ({}):", log.display());
+    let lines = [heading].into_iter().chain(end.tail[shown..].iter().map(|line| format!("  {line}"))).collect();
+    let times = if restarts > 0 { format!(", restarted {restarts} times before") } else { String::new() };
+    let why = said.map(|said| format!(": {said}")).unwrap_or_default();
+    let error = format!("{worker} {} after {:.1} s{times}{why}", end.ending, end.uptime.as_secs_f64());
+    let hint = hint.map_or_else(|| failure_hint(end.ending, log), str::to_owned);
+    (lines, Fault::new(end.ending.code(), error).with_hint(hint))
+}
+
+/// What a worker said of its own failure, as `program: why` and `hint: what to do`.
+fn last_words(tail: &[String]) -> (Option<&str>, Option<&str>) {
+    let after = |start: &str| tail.iter().rev().find_map(|line| line.strip_prefix(start));
+    (after("target-worker: ").or_else(|| after("drafter-worker: ")), after("hint: "))
+}
+
+fn failure_hint(ending: Ending, log: &Path) -> String {
+    let log = log.display();
+    match ending {
+        Ending::Signal(signal) if signal == Signal::SIGKILL as i32 => {
+            format!(
+                "if nobody sent it, the machine ran out of memory (dmesg tells): lower data.batch_tokens; see {log}"
+            )
+        }
+        Ending::Exit(101) => format!("a panic is a bug in Tandem: please report it with {log}"),
+        _ => format!("see {log}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use common::exit::Verdict;
+
+    use super::*;
+
+    fn end(ending: Ending, tail: &[&str]) -> Ended {
+        let tail = tail.iter().map(|line| (*line).to_owned()).collect();
+        Ended { ending, tail, uptime: Duration::from_millis(1500), data: Vec::new() }
+    }
+
+    #[test]
+    fn what_a_worker_says_of_your_input_is_the_last_word() {
+        let tail = ["[target 0] INFO x", "target-worker: weights: norm.weight is missing", "hint: take a whole folder"];
+        let (lines, fault) = failure("target 0", &end(Ending::Exit(1), &tail), 0, Path::new("l"));
+        let verdict = Verdict::of(&fault);
+        assert!(lines.is_empty());
+        assert_eq!(verdict.line, "target 0: weights: norm.weight is missing");
+        assert_eq!((verdict.code, verdict.hint.as_deref()), (Code::Input, Some("take a whole folder")));
+    }
+
+    #[test]
+    fn a_killed_worker_is_named_with_signal_restarts_and_tail() {
+        let (lines, fault) = failure("drafter 1", &end(Ending::Signal(9), &["a", "b"]), 3, Path::new("logs/d.log"));
+        let verdict = Verdict::of(&fault);
+        assert_eq!(lines, ["last lines of drafter 1 (logs/d.log):", "  a", "  b"]);
+        assert_eq!(verdict.line, "drafter 1 was killed by SIGKILL after 1.5 s, restarted 3 times before");
+        assert!(verdict.code == Code::Failure && verdict.hint.unwrap().contains("memory"));
+    }
+
+    #[test]
+    fn a_failure_of_ours_keeps_its_reason() {
+        let (_, fault) = failure("target 0", &end(Ending::Exit(2), &["target-worker: no GPU"]), 0, Path::new("l"));
+        assert_eq!(Verdict::of(&fault).line, "target 0 failed (exit code 2) after 1.5 s: no GPU");
+    }
+}
