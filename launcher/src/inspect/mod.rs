@@ -1,0 +1,86 @@
+//! Looking into the queue of a run, live or dead, through a read-only map.
+
+mod text;
+mod watch;
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use common::exit::{Blame, Fault};
+use common::queue::{HeaderError, Snapshot, queue_name};
+use common::run_plan::{PLAN_FILE, RunPlan};
+use common::shm::ShmError;
+use serde::Serialize;
+
+use crate::args::QueueCommand;
+use crate::command::print;
+
+pub(crate) use watch::Watch;
+
+const MISSING_HINT: &str = "the queue lives as long as the run's training: `tandem-queue list` shows what is there";
+
+/// A queue in the shared memory of this machine.
+#[derive(Clone, Debug, Serialize)]
+struct Listed {
+    run_id: String,
+    segment: String,
+    /// None if the segment cannot be read; `problem` says why.
+    snapshot: Option<Snapshot>,
+    problem: Option<String>,
+}
+
+/// Does what `tandem-queue`'s command line says.
+///
+/// # Errors
+/// There is no such queue, or none that this build can read.
+pub fn inspect(command: &QueueCommand) -> Result<(), Fault> {
+    match command {
+        QueueCommand::List { json } => {
+            let queues = list().your_input("/dev/shm has to be readable")?;
+            print(&if *json { to_json(&queues) } else { text::list(&queues) })
+        }
+        QueueCommand::Show { run, json } => {
+            let snapshot = show(run)?;
+            print(&if *json { to_json(&snapshot) } else { text::show(&snapshot) })
+        }
+    }
+}
+
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("a snapshot has only values that JSON can hold") + "\n"
+}
+
+/// The queue of a run folder, or of a run id.
+fn show(run: &str) -> Result<Snapshot, Fault> {
+    let folder = Path::new(run);
+    let name = if folder.join(PLAN_FILE).is_file() {
+        RunPlan::read(folder).your_input("give a run folder, or a run id of `tandem-queue list`")?.queue_name()
+    } else {
+        queue_name(run.strip_prefix(&queue_name("")).unwrap_or(run))
+    };
+    Snapshot::read(&name).map_err(|error| {
+        let hint = match error {
+            HeaderError::Shm(ShmError::Missing { .. }) => MISSING_HINT,
+            _ => "give a run folder, or a run id of `tandem-queue list`",
+        };
+        Err::<(), _>(error).your_input(hint).expect_err("it is an error")
+    })
+}
+
+/// Every segment that is a queue; arenas and sums are not.
+fn list() -> io::Result<Vec<Listed>> {
+    let prefix = queue_name("");
+    let mut queues = Vec::new();
+    for entry in fs::read_dir("/dev/shm")? {
+        let segment = entry?.file_name().to_string_lossy().into_owned();
+        let Some(run_id) = segment.strip_prefix(&prefix).map(str::to_owned) else { continue };
+        match Snapshot::read(&segment) {
+            Ok(snapshot) => queues.push(Listed { run_id, segment, snapshot: Some(snapshot), problem: None }),
+            Err(HeaderError::NotAQueue { .. } | HeaderError::Shm(ShmError::Missing { .. })) => {}
+            Err(error) => queues.push(Listed { run_id, segment, snapshot: None, problem: Some(error.to_string()) }),
+        }
+    }
+    queues.sort_by(|a, b| a.run_id.cmp(&b.run_id));
+    Ok(queues)
+}
