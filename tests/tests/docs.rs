@@ -1,0 +1,57 @@
+//! What the documents say, held against the programs.
+
+use std::collections::BTreeSet;
+
+use common::config::Config;
+
+/// Every `section.key` that a configuration can hold.
+fn keys() -> BTreeSet<String> {
+    let text = "[run]\noutput_dir=''\n[model]\ntarget_model_path=''\n[data]\ntrain_data_path=''\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("minimal.toml");
+    std::fs::write(&path, text).unwrap();
+    let unknown = |section: &str| {
+        let refused = Config::load(&path, &[format!("{section}.no_such_key=1")]).unwrap_err().to_string();
+        let (_, expected) = refused.split_once("expected").expect("a refusal lists the known keys");
+        let names = expected.split('`').skip(1).step_by(2).map(|key| format!("{section}.{key}"));
+        names.collect::<Vec<_>>()
+    };
+    ["run", "model", "drafter", "data", "training", "queue", "evaluation"].into_iter().flat_map(unknown).collect()
+}
+
+#[test]
+fn the_configuration_page_has_every_key_and_no_other() {
+    let page = std::fs::read_to_string(tests::root().join("docs/configuration.md")).unwrap();
+    let mut section = String::new();
+    let mut found = BTreeSet::new();
+    for line in page.lines() {
+        if let Some(name) = line.strip_prefix("## [") {
+            section = name.trim_end_matches(']').to_owned();
+        } else if let Some(cell) = line.strip_prefix("| `").and_then(|rest| rest.split(" |").next()) {
+            found.extend(cell.split('`').step_by(2).map(|key| format!("{section}.{key}")));
+        }
+    }
+    found.retain(|key| !key.ends_with('.'));
+    assert_eq!(found, keys());
+}
+
+#[test]
+fn the_shipped_configurations_are_valid() {
+    for name in ["examples/tiny/train.toml", "examples/smollm2-135m/train.toml", "examples/qwen3-8b.toml"] {
+        Config::load(&tests::root().join(name), &[]).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn the_readmes_commands_are_real() {
+    let readme = std::fs::read_to_string(tests::root().join("README.md")).unwrap();
+    let makefile = std::fs::read_to_string(tests::root().join("Makefile")).unwrap();
+    let targets = readme.split("make ").skip(1).map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next().unwrap());
+    for target in targets.filter(|target| !target.is_empty()) {
+        assert!(makefile.contains(&format!("\n{target}:")), "README names `make {target}`");
+    }
+    for path in readme.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+        let local = !path.starts_with("http");
+        assert!(!local || tests::root().join(path).exists(), "README links to {path}");
+    }
+}
