@@ -4,7 +4,7 @@ mod tiny;
 
 use model::drafter::{AnchorDraw, Block, BlockPlan, BlockTotals, Drafter, Weighting, anchors, loss};
 use proptest::prelude::*;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 use tiny::{Batch, HIDDEN, KINDS, TAPS, VOCABULARY, config, difference, drafter, kept, random};
 
 const BLOCK: usize = 4;
@@ -257,4 +257,26 @@ fn fc_takes_taps_in_their_order() {
     let mixed = batch.taps.narrow(1, 0, HIDDEN) * 2.0 - batch.taps.narrow(1, HIDDEN, HIDDEN) * 3.0;
     let normed = &mixed / (mixed.square().mean_dim(-1, true, Kind::Float) + 1e-6).sqrt();
     assert!(difference(&drafter.context(&batch.taps), &normed) < SAME);
+}
+
+/// Training in bfloat16 with float32 norms, rotary tables, softmax and sums: near what float32 gives.
+#[test]
+fn bfloat16_stays_near_float32() {
+    let batch = Batch::new(&[24, 9], 8);
+    let wide = drafter(&config(KINDS[2], BLOCK), 8);
+    let mut narrow = Drafter::new(wide.config(), 0, Device::Cpu, Kind::BFloat16).unwrap();
+    narrow.parameters_mut().assign(wide.parameters().values());
+    let blocks = kept(&[3, 8, 15, 26, 30]);
+    let half = |tensor: &Tensor| tensor.to_kind(Kind::BFloat16);
+    let plan = batch.plan(&narrow, &blocks);
+    let hidden = narrow.forward(&narrow.context(&half(&batch.taps)), &half(&batch.embed(&plan.token_ids)), &plan);
+    let parts = loss::block_loss(&hidden, &half(&head()), &plan, WEIGHTING);
+    narrow.parameters_mut().backward(&hidden, &parts.d_hidden);
+    let mut case = Case { drafter: wide, batch, blocks: blocks.clone() };
+    let (totals, gradient) = case.step(&blocks);
+    assert_eq!((hidden.kind(), narrow.parameters().gradient().kind()), (Kind::BFloat16, Kind::Float));
+    assert!((parts.totals().loss() / totals.loss() - 1.0).abs() < 0.02);
+    let cosine =
+        gradient.dot(narrow.parameters().gradient()) / (gradient.norm() * narrow.parameters().gradient().norm());
+    assert!(cosine.double_value(&[]) > 0.995, "{cosine:?}");
 }

@@ -193,7 +193,7 @@ impl Drafter {
 /// Blocks per attention call. On a GPU a call should fill the device; on a CPU small groups waste less on the part of
 /// the mask that hides blocks from each other.
 fn group_blocks(block_size: usize, device: Device) -> usize {
-    let queries = if device.is_cuda() { 512 } else { 64 };
+    let queries = if device.is_cuda() { 512 } else { 128 };
     (queries / block_size).max(1)
 }
 
@@ -208,4 +208,91 @@ fn normal(shape: &[i64], generator: &mut ChaCha8Rng) -> Vec<f32> {
     }
     numbers.truncate(count);
     numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use common::config::LayerType;
+
+    use super::*;
+
+    fn config() -> DraftConfig {
+        DraftConfig {
+            block_size: 4,
+            num_hidden_layers: 2,
+            hidden_size: 64,
+            intermediate_size: 96,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 24,
+            rms_norm_eps: 1e-6,
+            rope_theta: 1e6,
+            vocab_size: 100,
+            mask_token_id: 99,
+            target_layer_ids: vec![1, 5],
+            num_target_layers: 8,
+            layer_types: vec![LayerType::FullAttention; 2],
+            sliding_window: None,
+            max_position_embeddings: 128,
+            bos_token_id: None,
+            eos_token_ids: vec![2],
+        }
+    }
+
+    fn fresh(seed: u64, kind: Kind) -> Drafter {
+        Drafter::new(&config(), seed, Device::Cpu, kind).unwrap()
+    }
+
+    /// Spec 1.9.
+    #[test]
+    fn fresh_matrices_are_normal_and_norms_one() {
+        let drafter = fresh(1, Kind::Float);
+        for (name, leaf) in drafter.parameters().named() {
+            if leaf.dim() == 1 {
+                assert_eq!(*leaf, leaf.ones_like(), "{name}");
+                continue;
+            }
+            let (deviation, mean) = (leaf.std(false).double_value(&[]), leaf.mean(Kind::Float).double_value(&[]));
+            assert!((deviation - 0.02).abs() < 1e-3 && mean.abs() < 1e-3, "{name}: {mean} +- {deviation}");
+            let beyond = leaf.abs().gt(0.04).to_kind(Kind::Float).mean(Kind::Float).double_value(&[]);
+            assert!((beyond - 0.0455).abs() < 0.015, "{name}: {beyond} of the numbers lie beyond two deviations");
+        }
+    }
+
+    #[test]
+    fn the_seed_alone_decides_fresh_weights() {
+        assert_eq!(fresh(1, Kind::Float).parameters().values(), fresh(1, Kind::Float).parameters().values());
+        assert_ne!(fresh(1, Kind::Float).parameters().values(), fresh(2, Kind::Float).parameters().values());
+        let half = fresh(1, Kind::Float).parameters().values().to_kind(Kind::BFloat16);
+        assert_eq!(*fresh(1, Kind::BFloat16).parameters().values(), half);
+    }
+
+    /// Spec 1.6: names, shapes and types of the file.
+    #[test]
+    fn a_checkpoint_is_what_servers_load() {
+        let folder = tempfile::tempdir().unwrap();
+        let drafter = fresh(3, Kind::Float);
+        drafter.save(folder.path()).unwrap();
+        assert_eq!(DraftConfig::read(folder.path()).unwrap(), config());
+
+        let mut saved = Tensor::read_safetensors(folder.path().join(weights::SINGLE_FILE)).unwrap();
+        saved.sort_by(|left, right| left.0.cmp(&right.0));
+        assert!(saved.iter().all(|(_, tensor)| tensor.kind() == Kind::BFloat16));
+        let shapes: Vec<_> = saved.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
+        assert_eq!(shapes, config().parameter_shapes());
+
+        let loaded = Drafter::load(folder.path(), &config(), Device::Cpu, Kind::Float).unwrap();
+        let rounded = drafter.parameters().values().to_kind(Kind::BFloat16).to_kind(Kind::Float);
+        assert_eq!(*loaded.parameters().values(), rounded);
+    }
+
+    #[test]
+    fn a_checkpoint_of_another_drafter_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fresh(3, Kind::Float).save(folder.path()).unwrap();
+        let larger = DraftConfig { intermediate_size: 128, num_hidden_layers: 3, ..config() };
+        let error = Drafter::load(folder.path(), &larger, Device::Cpu, Kind::Float).err().unwrap().to_string();
+        assert!(error.contains("tensors are missing: layers.2.input_layernorm.weight"), "{error}");
+        assert!(error.contains("layers.0.mlp.down_proj.weight [64, 96] instead of [64, 128]"), "{error}");
+    }
 }
