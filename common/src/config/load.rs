@@ -26,7 +26,10 @@ impl Config {
                 for text in overrides {
                     lay_over(&mut table, text)?;
                 }
-                table.try_into().map_err(|error: toml::de::Error| parse_error(origin.clone(), &error))?
+                table.try_into().map_err(|error: toml::de::Error| {
+                    let message = error.to_string().trim_end().to_owned();
+                    ConfigError::Parse { origin: origin.clone(), message }
+                })?
             }
         };
         super::check::check(&config, &origin)?;
@@ -53,11 +56,10 @@ impl Config {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: String) -> Result<T, ConfigError> {
-    toml::from_str(text).map_err(|error| parse_error(origin, &error))
-}
-
-fn parse_error(origin: String, error: &toml::de::Error) -> ConfigError {
-    ConfigError::Parse { origin, message: error.to_string().trim_end().to_owned() }
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+        ConfigError::Parse { origin: format!("{origin}:{line}"), message: error.message().to_owned() }
+    })
 }
 
 fn lay_over(table: &mut toml::Table, text: &str) -> Result<(), ConfigError> {
