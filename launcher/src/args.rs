@@ -61,7 +61,7 @@ pub struct EvaluateArgs {
     pub overrides: Vec<String>,
 }
 
-/// `tandem-queue`: looks into the queue of a run, live or dead, and changes nothing.
+/// Looks into the queue of a run, live or dead, and changes nothing.
 #[derive(Debug, Parser)]
 #[command(name = "tandem-queue", version)]
 pub struct QueueArgs {

@@ -13,9 +13,6 @@ use crate::child::{Ended, Ending};
 /// The summary's name in a run folder.
 const SUMMARY_FILE: &str = "summary.json";
 
-/// Why a worker may not start.
-pub(crate) const PROGRAMS_HINT: &str = "target-worker and drafter-worker have to lie beside tandem: build all programs";
-
 /// Lines of a failed worker's output that are shown again.
 const TAIL_LINES: usize = 12;
 

@@ -33,7 +33,7 @@ pub(super) fn decode(
         log: log.clone(),
         stdout_is_data: true,
     };
-    let (end, stopped) = run_alone(&launch, signals, console).our_failure(report::PROGRAMS_HINT)?;
+    let (end, stopped) = run_alone(&launch, signals, console).our_failure(super::PROGRAMS_HINT)?;
     if let Some(signal) = stopped {
         return Err(stopped_by(signal));
     }

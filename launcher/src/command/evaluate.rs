@@ -9,7 +9,7 @@ use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Fault};
 use common::manifest;
 
-use super::{decode, print, programs};
+use super::{decode, held_out_prompts, load, print, programs};
 use crate::args::EvaluateArgs;
 use crate::fleet::LOGS;
 use crate::plan::Models;
@@ -22,25 +22,20 @@ use crate::supervise::Signals;
 /// # Errors
 /// Input that cannot work, a failing worker, or tokens that differ from plain decoding's.
 pub(crate) fn evaluate(args: &EvaluateArgs) -> Result<(), Fault> {
-    let config = Config::load(&args.config, &args.overrides)
-        .your_input("tandem evaluate CONFIG.toml [--draft DIR] [section.key=value ...]")?;
-    demand_prompts(&config)?;
+    let config = load(&args.config, &args.overrides)?;
     let draft = args.draft.clone().map_or_else(|| newest(&config), Ok)?;
     let models = Models::read(config, Some(&draft))?;
+    let prompts = held_out_prompts(&models)?.ok_or("evaluation.eval_data_path is not set");
+    prompts.your_input("set it to a file of held-out chats")?;
+    let programs = programs()?;
     let folder = temporary_run(&models)?;
     let console = Console::start();
     let mut signals = Signals::install().our_failure("the system refuses signal handlers")?;
-    let report = decode::decode(folder.path(), programs()?, Some(&draft), &mut signals, &console);
+    let report = decode::decode(folder.path(), programs, Some(&draft), &mut signals, &console);
     console.flush();
     let report = report?;
     print(&shown(&report, &draft, args.json))?;
     report::demand_lossless(&report)
-}
-
-/// Refuses an evaluation without prompts.
-pub(super) fn demand_prompts(config: &Config) -> Result<(), Fault> {
-    let given = config.evaluation.eval_data_path.as_ref().map(drop);
-    given.ok_or("evaluation.eval_data_path is not set").your_input("set it to a file of held-out chats")
 }
 
 fn newest(config: &Config) -> Result<PathBuf, Fault> {

@@ -5,17 +5,52 @@ mod evaluate;
 mod run;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use common::exit::{Blame, Fault};
+use common::config::{Config, ConfigError};
+use common::exit::{Blame, Code, Fault};
+
+use crate::plan::Models;
 
 pub(crate) use evaluate::evaluate;
 pub(crate) use run::run;
 
+/// Why a worker may not start.
+const PROGRAMS_HINT: &str = "target-worker and drafter-worker have to lie beside tandem: build all programs";
+
 /// The folder that holds the workers' programs: the launcher's own.
 fn programs() -> Result<PathBuf, Fault> {
     let own = std::env::current_exe().our_failure("start tandem by its full path")?;
-    Ok(own.parent().expect("a program lies in a folder").to_owned())
+    let folder = own.parent().expect("a program lies in a folder").to_owned();
+    for name in ["target-worker", "drafter-worker"] {
+        let program = folder.join(name);
+        if !program.is_file() {
+            return Err(format!("{} is not there", program.display())).our_failure(PROGRAMS_HINT);
+        }
+    }
+    Ok(folder)
+}
+
+/// Reads the command line's configuration.
+fn load(file: &Path, overrides: &[String]) -> Result<Config, Fault> {
+    Config::load(file, overrides).map_err(|error| {
+        let hint = match error {
+            ConfigError::File { .. } => "check the path; it is relative to the folder the command was started in",
+            _ => "docs/configuration.md describes every key",
+        };
+        Fault::new(Code::Input, error).with_hint(hint)
+    })
+}
+
+/// Refuses held-out chats that hold no prompt; how many they hold, of those asked for. None if there are none to decode.
+fn held_out_prompts(models: &Models) -> Result<Option<usize>, Fault> {
+    let evaluation = &models.config.evaluation;
+    let Some(path) = &evaluation.eval_data_path else { return Ok(None) };
+    let prompts = data::prompts::read(path, &models.tokenizer, evaluation.num_prompts as usize);
+    let prompts = prompts.map_err(|error| {
+        Fault::new(Code::Input, format!("evaluation.eval_data_path: {error}")).with_hint(error.hint())
+    })?;
+    Ok(Some(prompts.prompts.len()))
 }
 
 /// Results go to stdout; a reader that has gone away (`| head`) is no failure.

@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::config::Config;
 use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Code, Fault};
 use common::manifest::{self, Manifest};
 use common::shm::{self, ShmError};
 
 use super::decode::{decode, stopped_by};
-use super::evaluate::demand_prompts;
-use super::{print, programs};
+use super::{held_out_prompts, load, print, programs};
 use crate::args::RunArgs;
 use crate::child::signal_name;
 use crate::fleet::{Fleet, FleetError, log_file};
@@ -47,6 +45,8 @@ struct Run<'a> {
     plan: Plan,
     folder: RunFolder,
     programs: PathBuf,
+    /// Held-out prompts to decode; none if nothing is to be evaluated.
+    prompts: Option<usize>,
     signals: Signals,
     console: &'a Console,
 }
@@ -54,18 +54,14 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// Everything that can be refused is refused here, before the folder is touched.
     fn prepare(args: &RunArgs, console: &'a Console) -> Result<Run<'a>, Fault> {
-        let config =
-            Config::load(&args.config, &args.overrides).your_input("see docs/configuration.md for every key")?;
-        if config.evaluation.eval_data_path.is_some() {
-            demand_prompts(&config)?;
-        }
-        let programs = programs()?;
-        let plan = Plan::new(Models::read(config, None)?, console)?;
+        let models = Models::read(load(&args.config, &args.overrides)?, None)?;
+        let (programs, prompts) = (programs()?, held_out_prompts(&models)?);
+        let plan = Plan::new(models, console)?;
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
         let folder = RunFolder::create(&plan.models.config.run.output_dir)
             .your_input("choose another run.output_dir, or wait for the run that uses it")?;
         let signals = Signals::install().our_failure("the system refuses signal handlers")?;
-        let run = Run { plan, folder, programs, signals, console };
+        let run = Run { plan, folder, programs, prompts, signals, console };
         run.write_down()?;
         Ok(run)
     }
@@ -119,12 +115,9 @@ impl<'a> Run<'a> {
 
     /// Decodes the held-out prompts, if there are any.
     fn decode(&mut self, draft: Option<&Path>) -> Result<Option<EvaluationReport>, Fault> {
-        let evaluation = &self.plan.models.config.evaluation;
-        if evaluation.eval_data_path.is_none() {
-            return Ok(None);
-        }
+        let Some(prompts) = self.prompts else { return Ok(None) };
         let which = if draft.is_some() { "trained" } else { "untrained" };
-        self.say(&format!("decoding up to {} held-out prompts with the {which} drafter", evaluation.num_prompts));
+        self.say(&format!("decoding {prompts} held-out prompts with the {which} drafter"));
         decode(&self.folder.path, self.programs.clone(), draft, &mut self.signals, self.console).map(Some)
     }
 
@@ -139,7 +132,7 @@ impl<'a> Run<'a> {
         let mut show = || watch.progress().into_iter().for_each(|progress| console.progress(progress));
         let story = supervise::supervise(&mut fleet, &mut self.signals, rules, console, &mut show);
         console.clear_progress();
-        story.our_failure(report::PROGRAMS_HINT)
+        story.our_failure(super::PROGRAMS_HINT)
     }
 
     fn summary(&self, story: &Story, newest: Option<&(PathBuf, Manifest)>) -> Summary {

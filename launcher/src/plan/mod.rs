@@ -149,7 +149,7 @@ impl Plan {
         ];
         lines.extend(accounting::lines(&self.accounting, config));
         lines.push(format!(
-            "plan: {} steps, {} batches of up to {} tokens, {} pairs of processes with {} threads each",
+            "plan: {} steps, {} batches of up to {} tokens; {} x (target, drafter), threads of each {}",
             run.total_steps, run.total_batches, config.data.batch_tokens, config.run.pairs, run.threads
         ));
         lines

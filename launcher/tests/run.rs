@@ -1,0 +1,149 @@
+//! `tandem run` and `tandem evaluate` as programs, on the tiny example, with workers made of shell.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Prints an evaluation: 1.0 without a drafter, 3.5 with one.
+const EVALUATE: &str = r#"if [ "$1" = evaluate ]; then
+    case "$*" in *--draft*) length=3.5 ;; *) length=1.0 ;; esac
+    echo "{\"accepted_length\": $length, \"prompts\": 64, \"new_tokens\": 70, \"verifies\": 20, \"tokens_per_s\": 500.0, \
+\"plain_tokens_per_s\": 250.0, \"lossless\": true}"
+    exit 0
+fi
+RUN=$3
+"#;
+
+/// Saves a checkpoint of step 2 that was trained on the first two batches.
+const SAVE: &str = r#"folder=$RUN/checkpoints/step-000002
+mkdir -p $folder
+for name in config.json model.safetensors state.safetensors; do echo > $folder/$name; done
+echo '{"run_id": "r", "step": 2, "trained": [[0, 2]], "mask_token_id": 9}' > $folder/manifest.json
+"#;
+
+/// Programs in a folder of their own, and what they write.
+struct Stage(TempDir);
+
+impl Stage {
+    fn new(target: &str, drafter: &str) -> Stage {
+        let stage = Stage(tempfile::tempdir().unwrap());
+        fs::copy(env!("CARGO_BIN_EXE_tandem"), stage.0.path().join("tandem")).unwrap();
+        for (name, body) in [("target-worker", target), ("drafter-worker", &format!("{EVALUATE}{drafter}"))] {
+            let program = stage.0.path().join(name);
+            fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
+            fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        stage
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.0.path().join("run")
+    }
+
+    fn command(&self, command: &str, overrides: &[&str]) -> Command {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut tandem = Command::new(self.0.path().join("tandem"));
+        tandem.current_dir(root).args([command, "examples/tiny/train.toml", "training.max_steps=2"]);
+        tandem.arg(format!("run.output_dir={}", self.run_dir().display()));
+        tandem.arg(format!("data.cache_dir={}", self.0.path().join("store").display()));
+        tandem.args(overrides).stdin(Stdio::null());
+        tandem
+    }
+
+    fn finish(&self, command: &str, overrides: &[&str]) -> (Option<i32>, String, String) {
+        text(&self.command(command, overrides).output().unwrap())
+    }
+
+    fn summary(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.run_dir().join("summary.json")).unwrap()).unwrap()
+    }
+
+    fn shared_memory(&self) -> Vec<String> {
+        let plan: Value = serde_json::from_slice(&fs::read(self.run_dir().join("plan.json")).unwrap()).unwrap();
+        let run_id = plan["run_id"].as_str().unwrap().to_owned();
+        let names = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.contains(&run_id)).collect()
+    }
+}
+
+fn text(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+fn last_lines(stderr: &str) -> (&str, &str) {
+    let mut lines = stderr.lines().rev();
+    let hint = lines.next().unwrap_or_default();
+    (lines.next().unwrap_or_default(), hint)
+}
+
+#[test]
+fn a_run_ends_with_what_it_gained() {
+    let stage = Stage::new("exit 0", SAVE);
+    for _ in 0..2 {
+        let (code, stdout, stderr) = stage.finish("run", &[]);
+        assert_eq!(code, Some(0), "{stderr}");
+        for words in ["1.00 before training, 3.50 after", "2.00 times", "passed", "2 of 2 steps", "step-000002"] {
+            assert!(stdout.contains(words), "no '{words}' in {stdout}");
+        }
+    }
+    assert!(stage.0.path().join("run.1/summary.json").is_file(), "the first run is kept");
+    let summary = stage.summary();
+    let numbers = ["accepted_length_before", "accepted_length_after"].map(|key| summary[key].as_f64().unwrap());
+    assert_eq!((numbers, &summary["lossless"]), ([1.0, 3.5], &Value::Bool(true)));
+    assert!(summary["tokens_per_s"].as_f64().unwrap() > 0.0 && summary["rows"].as_u64().unwrap() > 2, "{summary}");
+    assert!(summary["checkpoint"].as_str().unwrap().ends_with("run/checkpoints/step-000002"));
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+
+    let (code, stdout, stderr) = stage.finish("evaluate", &["--json"]);
+    assert_eq!(code, Some(1), "a draft that is no drafter: {stdout}{stderr}");
+}
+
+#[test]
+fn what_a_worker_refuses_is_the_last_word() {
+    let stage =
+        Stage::new("echo 'target-worker: norm.weight is missing' >&2; echo 'hint: mend it' >&2; exit 1", "sleep 600");
+    let (code, _, stderr) = stage.finish("run", &[]);
+    assert_eq!((code, last_lines(&stderr)), (Some(1), ("tandem: target 0: norm.weight is missing", "hint: mend it")));
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
+
+#[test]
+fn a_worker_that_dies_too_often_is_named_with_its_signal() {
+    let stage = Stage::new("kill -9 $$", "sleep 600");
+    let (code, _, stderr) = stage.finish("run", &["run.max_restarts=1"]);
+    let (line, hint) = last_lines(&stderr);
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(
+        line.starts_with("tandem: target 0 was killed by SIGKILL") && line.ends_with("restarted 1 times before"),
+        "{line}"
+    );
+    assert!(hint.starts_with("hint: ") && hint.contains("memory"), "{hint}");
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
+
+#[test]
+fn a_signal_keeps_what_was_trained_and_says_so() {
+    let drafter =
+        format!("save() {{\n{SAVE}exit 0\n}}\ntrap save TERM\ntouch $RUN/ready; while :; do sleep 0.05; done");
+    let stage = Stage::new("exec sleep 600", &drafter);
+    let tandem = stage.command("run", &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(120);
+    while !stage.run_dir().join("ready").exists() {
+        assert!(Instant::now() < end, "training never began");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = nix::unistd::Pid::from_raw(tandem.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    let (code, stdout, stderr) = text(&tandem.wait_with_output().unwrap());
+    let (line, hint) = last_lines(&stderr);
+    assert_eq!((code, line), (Some(143), "tandem: stopped by SIGTERM"), "{stderr}");
+    assert!(hint.starts_with("hint: step 2 is saved in ") && stdout.contains("2 of 2 steps"), "{hint}{stdout}");
+    assert_eq!(stage.summary()["stopped_by"], "SIGTERM");
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
