@@ -181,7 +181,7 @@ pub(crate) fn failure(worker: &str, end: &Ended, restarts: u32, log: &Path) -> (
     let shown = end.tail.len().saturating_sub(TAIL_LINES);
     let heading = format!("last lines of {worker} ({}):", log.display());
     let lines = [heading].into_iter().chain(end.tail[shown..].iter().map(|line| format!("  {line}"))).collect();
-    let times = if restarts > 0 { format!(", restarted {restarts} times before") } else { String::new() };
+    let times = if restarts > 0 { format!(", restarts used: {restarts}") } else { String::new() };
     let why = said.map(|said| format!(": {said}")).unwrap_or_default();
     let error = format!("{worker} {} after {:.1} s{times}{why}", end.ending, end.uptime.as_secs_f64());
     let hint = hint.map_or_else(|| failure_hint(end.ending, log), str::to_owned);
@@ -235,7 +235,7 @@ mod tests {
         let (lines, fault) = failure("drafter 1", &end(Ending::Signal(9), &["a", "b"]), 3, Path::new("logs/d.log"));
         let verdict = Verdict::of(&fault);
         assert_eq!(lines, ["last lines of drafter 1 (logs/d.log):", "  a", "  b"]);
-        assert_eq!(verdict.line, "drafter 1 was killed by SIGKILL after 1.5 s, restarted 3 times before");
+        assert_eq!(verdict.line, "drafter 1 was killed by SIGKILL after 1.5 s, restarts used: 3");
         assert!(verdict.code == Code::Failure && verdict.hint.unwrap().contains("memory"));
     }
 

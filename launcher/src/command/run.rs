@@ -6,6 +6,8 @@ use std::time::Duration;
 use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Code, Fault};
 use common::manifest::{self, Manifest};
+use common::queue::CreateError;
+use common::reduce::SumError;
 use common::shm::{self, ShmError};
 
 use super::decode::{decode, stopped_by};
@@ -177,10 +179,12 @@ impl<'a> Run<'a> {
 
 /// Too little shared memory is the user's to change, all else is ours.
 fn fleet_fault(error: FleetError) -> Fault {
-    let causes = std::iter::successors(Some(&error as &(dyn std::error::Error + 'static)), |&error| error.source());
-    let no_room = causes.into_iter().any(|error| matches!(error.downcast_ref(), Some(ShmError::NoSpace { .. })));
-    match no_room {
-        true => Fault::new(Code::Input, error).with_hint(ROOM_HINT),
-        false => Fault::new(Code::Failure, error).with_hint("see /dev/shm"),
+    match error {
+        FleetError::Queue(CreateError::Shm(ShmError::NoSpace { .. }))
+        | FleetError::Arena(ShmError::NoSpace { .. })
+        | FleetError::Sum(SumError::Shm(ShmError::NoSpace { .. })) => {
+            Fault::new(Code::Input, error).with_hint(ROOM_HINT)
+        }
+        error => Fault::new(Code::Failure, error).with_hint("`ls -l /dev/shm` shows what stands in the way"),
     }
 }

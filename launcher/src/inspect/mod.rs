@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use common::exit::{Blame, Fault};
-use common::queue::{HeaderError, Snapshot, queue_name};
+use common::queue::{HeaderError, Snapshot, arena_name, queue_name, reduce_name};
 use common::run_plan::{PLAN_FILE, RunPlan};
 use common::shm::ShmError;
 use serde::Serialize;
@@ -68,13 +68,21 @@ fn show(run: &str) -> Result<Snapshot, Fault> {
     })
 }
 
-/// Every segment that is a queue; arenas and sums are not.
+/// Whether a segment belongs to a queue rather than being one.
+fn is_part(segment: &str) -> bool {
+    let owner = segment.strip_prefix(&queue_name("")).and_then(|rest| rest.rsplit_once('-'));
+    owner.is_some_and(|(run_id, _)| [arena_name(run_id), reduce_name(run_id)].iter().any(|name| name == segment))
+}
+
+/// Every queue of this machine.
 fn list() -> io::Result<Vec<Listed>> {
     let prefix = queue_name("");
     let mut queues = Vec::new();
     for entry in fs::read_dir("/dev/shm")? {
         let segment = entry?.file_name().to_string_lossy().into_owned();
-        let Some(run_id) = segment.strip_prefix(&prefix).map(str::to_owned) else { continue };
+        let Some(run_id) = segment.strip_prefix(&prefix).filter(|_| !is_part(&segment)).map(str::to_owned) else {
+            continue;
+        };
         match Snapshot::read(&segment) {
             Ok(snapshot) => queues.push(Listed { run_id, segment, snapshot: Some(snapshot), problem: None }),
             Err(HeaderError::NotAQueue { .. } | HeaderError::Shm(ShmError::Missing { .. })) => {}
@@ -83,4 +91,23 @@ fn list() -> io::Result<Vec<Listed>> {
     }
     queues.sort_by(|a, b| a.run_id.cmp(&b.run_id));
     Ok(queues)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_and_sums_are_no_queues() {
+        let parts = ["tandem-6b-1", "tandem-6b-1-arena", "tandem-6b-1-reduce", "tandem-reduce"].map(is_part);
+        assert_eq!(parts, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_missing_queue_is_named_whatever_way_it_was_asked_for() {
+        for run in ["no-such", "tandem-no-such"] {
+            let fault = show(run).expect_err("there is none");
+            assert!(fault.to_string().starts_with("/dev/shm/tandem-no-such does not exist"), "{fault}");
+        }
+    }
 }

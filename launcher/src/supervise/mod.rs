@@ -155,7 +155,7 @@ impl Loop<'_> {
             }
             Action::Spawn(worker) => {
                 let (restarts, most) = (self.crew.restarts(worker), self.rules.max_restarts);
-                self.console.say(format!("tandem: starting {worker} again, failed {restarts} times, {most} at most"));
+                self.console.say(format!("tandem: starting {worker} again (restarts used: {restarts} of {most})"));
                 self.fleet.spawn(worker)?;
             }
             Action::Set(alarm, after) => self.alarms.set(alarm, after),
