@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use crate::config::ConfigError;
 use crate::model_config::ModelConfigError;
+use crate::wait::WaitError;
 
 /// Any error that may cross a thread.
 pub type AnyError = Box<dyn Error + Send + Sync + 'static>;
@@ -140,7 +141,11 @@ impl Verdict {
 /// Codes of errors that say by their type who has to act.
 fn code_of(chain: &[&(dyn Error + 'static)]) -> Code {
     let refused = |error: &&(dyn Error + 'static)| error.is::<ConfigError>() || error.is::<ModelConfigError>();
-    if chain.iter().any(refused) { Code::Input } else { Code::Failure }
+    match chain.iter().find_map(|error| error.downcast_ref()) {
+        Some(WaitError::Timeout { .. } | WaitError::Aborted) => Code::Peer,
+        _ if chain.iter().any(refused) => Code::Input,
+        _ => Code::Failure,
+    }
 }
 
 /// Joins the causes, leaving out those that an outer message already ends with, and takes line breaks out.
@@ -220,9 +225,10 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_configuration_is_the_users_without_saying_so() {
-        let error = ConfigError::Override("x".into());
-        assert_eq!(Verdict::of(&error).code, Code::Input);
+    fn some_errors_say_by_themselves_who_has_to_act() {
+        assert_eq!(Verdict::of(&ConfigError::Override("x".into())).code, Code::Input);
+        assert_eq!(Verdict::of(&WaitError::Aborted).code, Code::Peer);
+        assert_eq!(Verdict::of(&WaitError::Shutdown).code, Code::Failure);
     }
 
     #[test]
