@@ -136,6 +136,7 @@ impl<'a> Ledger<'a> {
 }
 
 #[cfg(test)]
+#[cfg(not(feature = "loom"))]
 mod tests {
     use super::*;
 

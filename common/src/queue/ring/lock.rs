@@ -3,7 +3,7 @@
 //! Dead means: the holder's presence byte is free, or its place was taken by a newer process (a higher epoch). A
 //! stopped holder is alive, and everybody waits for it.
 
-use crate::sync::{AtomicU32, Ordering, spin_loop};
+use crate::sync::{AtomicU32, Ordering, SPINS, spin_loop};
 
 /// Who holds, or wants, the lock: a participant in one incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,6 @@ pub(crate) struct Holder {
 
 const WAITERS: u32 = 1 << 31;
 const EPOCH_BITS: u32 = (1 << 23) - 1;
-const SPINS: u32 = 64;
 
 impl Holder {
     /// The launcher's code; its presence byte is the one that every creator of a segment locks.

@@ -13,6 +13,7 @@ pub(crate) mod lock;
 pub(crate) mod policy;
 mod recovery;
 #[cfg(test)]
+#[cfg(not(feature = "loom"))]
 mod tests;
 pub(crate) mod word;
 
