@@ -1,12 +1,8 @@
 //! The queue's algorithm on modelled atomics: every interleaving, with up to two preemptions, of small scenes.
 //! `cargo test -p common --features loom --test loom`
 
-#![allow(
-    unsafe_code,
-    dead_code,
-    unused_imports,
-    reason = "the algorithm is compiled anew, its unused parts and its marker trait with it"
-)]
+#![allow(unsafe_code, dead_code, unused_imports, unreachable_pub, reason = "compiles the algorithm's folder anew")]
+#![allow(clippy::missing_safety_doc, reason = "the marker trait means nothing here")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../src/queue/ring/mod.rs"]
