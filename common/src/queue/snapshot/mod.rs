@@ -1,153 +1,30 @@
 //! What the queue looks like, read without the lock and without writing a byte; of a living run or a dead one.
 
-use std::collections::BTreeMap;
+mod view;
+
 use std::time::Duration;
 
-use serde::Serialize;
-
-use super::activity::{Gauge, Phase};
-use super::header::{self, Facts, HeaderError};
-use super::place::{now, participants, ring};
-use super::ring::Ring;
-use super::ring::layout::{Bucket, Participant};
-use super::ring::lock::Holder;
-use super::ring::policy::Gate;
-use super::ring::word::SlotState;
-use crate::ids::{Rank, Role};
+use crate::ids::Role;
+use crate::queue::activity::{Gauge, Phase};
+use crate::queue::header::{self, Facts, HeaderError};
+use crate::queue::place::{now, participants, ring};
+use crate::queue::ring::Ring;
+use crate::queue::ring::layout::{Bucket, Participant};
+use crate::queue::ring::lock::Holder;
+use crate::queue::ring::policy::Gate;
+use crate::queue::ring::word::SlotState;
 use crate::shm::{CREATOR_BYTE, Mapped, ReadOnly};
 use crate::sync::{Ordering, fence};
-
-/// The queue at one moment.
-#[derive(Clone, Debug, Serialize)]
-pub struct Snapshot {
-    /// The segment's name.
-    pub name: String,
-    /// The run.
-    pub run_id: String,
-    /// False if the queue changed during every attempt to read it, or its lock's holder died: numbers may not add up.
-    pub consistent: bool,
-    /// Process id of the launcher.
-    pub launcher_pid: u32,
-    /// Whether the launcher lives.
-    pub launcher_alive: bool,
-    /// The launcher gave the run up.
-    pub aborted: bool,
-    /// Bytes of a slot's payload in the arena.
-    pub slot_bytes: u64,
-    /// Slots by state.
-    pub slots: SlotCounts,
-    /// Whether drafters get anything, and why not.
-    pub gate: GateView,
-    /// Batches by state.
-    pub batches: BatchCounts,
-    /// By length bucket.
-    pub buckets: Vec<BucketView>,
-    /// Every worker, targets first.
-    pub participants: Vec<ParticipantView>,
-    /// The lock.
-    pub lock: LockView,
-    /// Slots taken back from dead workers.
-    pub reclaimed: u64,
-}
-
-/// Slots by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct SlotCounts {
-    /// Nobody's.
-    pub free: u32,
-    /// Being filled by targets.
-    pub writing: u32,
-    /// Waiting for drafters.
-    pub ready: u32,
-    /// Being copied by drafters.
-    pub reading: u32,
-}
-
-/// The gate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GateView {
-    /// Whether pops are let through.
-    pub open: bool,
-    /// READY batches.
-    pub ready: u64,
-    /// READY batches that open it.
-    pub min_ready: u64,
-    /// Why it is as it is, in words.
-    pub reason: String,
-}
-
-/// Batches of the run, by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct BatchCounts {
-    /// All.
-    pub total: u64,
-    /// Waiting for a target.
-    pub pending: u64,
-    /// In a target's work.
-    pub claimed: u64,
-    /// In a READY slot.
-    pub ready: u64,
-    /// With a drafter, not yet in the weights.
-    pub held: u64,
-    /// In the weights.
-    pub trained: u64,
-}
-
-/// One length bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct BucketView {
-    /// Rows have this many tokens at most.
-    pub bound: u32,
-    /// READY batches.
-    pub ready: u32,
-    /// Most READY batches ever.
-    pub high_water: u32,
-    /// Batches published.
-    pub produced: u64,
-    /// Batches released by drafters.
-    pub consumed: u64,
-    /// Batches that came back from a drafter.
-    pub redelivered: u64,
-}
-
-/// One worker.
-#[derive(Clone, Debug, Serialize)]
-pub struct ParticipantView {
-    /// Target or drafter.
-    pub role: Role,
-    /// Its number within the role.
-    pub rank: Rank,
-    /// Its process; `None` if it never started.
-    pub pid: Option<u32>,
-    /// Whether that process lives.
-    pub alive: bool,
-    /// How often the place was taken: 1 plus its restarts.
-    pub incarnation: u32,
-    /// What it is doing.
-    pub phase: Phase,
-    /// For how long.
-    pub phase_s: f64,
-    /// What it waits for, if it waits.
-    pub waits_for: Option<&'static str>,
-    /// For how long.
-    pub waits_s: f64,
-    /// Batches published or released by it.
-    pub batches: u64,
-    /// Its numbers.
-    pub gauges: BTreeMap<Gauge, f64>,
-}
-
-/// The lock.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LockView {
-    /// Who holds it at this moment.
-    pub held_by: Option<String>,
-    /// How often it was taken over from the dead.
-    pub steals: u64,
-}
+pub use view::{BatchCounts, BucketView, GateView, LockView, ParticipantView, SlotCounts, Snapshot};
 
 /// Reads are repeated this often before the snapshot is called inconsistent.
 const ATTEMPTS: u32 = 100;
+
+/// Who lives; asked once, since the kernel's answers take longer than all the rest.
+struct Presences {
+    launcher: bool,
+    participants: Vec<bool>,
+}
 
 impl Snapshot {
     /// Reads the queue of that name through a read-only map.
@@ -163,11 +40,15 @@ impl Snapshot {
     /// Repeats the reading until no change fell into it.
     pub(super) fn of(memory: &impl Mapped, name: &str, facts: &Facts, is_present: &dyn Fn(u8) -> bool) -> Snapshot {
         let sequence = &ring(memory, facts).control.lock.sequence;
+        let present = Presences {
+            launcher: is_present(CREATOR_BYTE),
+            participants: (1..=facts.geometry.sizes.participants as u8).map(is_present).collect(),
+        };
         let mut attempt = 1;
         loop {
             // SEQUENCE: Acquire, paired with the Release store of `Locked::drop`.
             let before = sequence.load(Ordering::Acquire);
-            let mut snapshot = Snapshot::collect(memory, name, facts, is_present);
+            let mut snapshot = Snapshot::collect(memory, name, facts, &present);
             // SEQUENCE: paired with the Release fence of `Ring::lock`.
             fence(Ordering::Acquire);
             snapshot.consistent = before.is_multiple_of(2) && sequence.load(Ordering::Relaxed) == before;
@@ -178,19 +59,18 @@ impl Snapshot {
         }
     }
 
-    fn collect(memory: &impl Mapped, name: &str, facts: &Facts, is_present: &dyn Fn(u8) -> bool) -> Snapshot {
+    fn collect(memory: &impl Mapped, name: &str, facts: &Facts, present: &Presences) -> Snapshot {
         let ring = ring(memory, facts);
-        let records = participants(memory, facts);
-        let codes = (1..=records.len() as u8).zip(records);
+        let records = participants(memory, facts).iter().zip(&present.participants);
         let participants: Vec<ParticipantView> =
-            codes.filter_map(|(code, record)| participant(code, record, facts, is_present(code))).collect();
+            (1..).zip(records).filter_map(|(code, (record, alive))| participant(code, record, facts, *alive)).collect();
         let held_by = Holder::of_lock_word(ring.control.lock.word.load(Ordering::Relaxed));
         Snapshot {
             name: name.to_owned(),
             run_id: facts.run_id.clone(),
             consistent: false,
             launcher_pid: facts.creator_pid,
-            launcher_alive: is_present(CREATOR_BYTE),
+            launcher_alive: present.launcher,
             aborted: ring.control.aborted.load(Ordering::Relaxed) != 0,
             slot_bytes: facts.slot_bytes,
             slots: slots(&ring),
