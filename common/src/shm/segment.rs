@@ -266,7 +266,7 @@ mod tests {
     fn more_than_the_file_system_holds_is_refused_at_once_and_leaves_no_name() {
         let name = unique("huge");
         let error = Segment::create(&name, 1 << 46).unwrap_err();
-        assert!(matches!(error, ShmError::NoSpace { .. } | ShmError::Os { .. }), "{error}");
+        assert!(matches!(error, ShmError::NoSpace { .. }), "{error:?}");
         assert!(matches!(Segment::attach(&name), Err(ShmError::Missing { .. })));
     }
 
