@@ -105,6 +105,10 @@ mod tests {
         near(&list(&dpace(&block(&[0.9, 0.5, 0.2]), &all, 0.5)), &[2.09, 1.14, 0.4275]);
         near(&list(&dpace(&block(&[0.9, 0.5, 0.2]), &all, 1.0)), &[3.0, 2.0, 1.0]);
 
+        // A gap takes nothing from the slots behind it: s = [.95, 1, .6].
+        let gap = block(&[1.0, 0.0, 1.0]);
+        near(&list(&dpace(&block(&[0.9, 0.5, 0.2]), &gap, 0.5)), &[1.52, 0.57, 0.57]);
+
         let (nll, supervised) = (block(&[0.0, 0.5, 1.0, 2.0]), block(&[0.0, 1.0, 1.0, 0.0]));
         near(&list(&dpace(&(-&nll).exp(), &supervised, 0.5)), &[1.352_650, 1.352_650, 0.549_385, 0.0]);
         let weighting = Weighting::Dpace { alpha: 0.5 };
