@@ -65,3 +65,61 @@ fn most_likely(logits: &Tensor) -> Vec<u32> {
     let ids = Vec::<i64>::try_from(logits.argmax(-1, false)).expect("argmax gives one row of i64");
     ids.into_iter().map(|id| id as u32).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use common::config::LayerType;
+    use common::model_config::{DraftConfig, TargetConfig};
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::drafter::{Block, BlockPlan, PackedRows};
+
+    fn target() -> Target {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen3-sharded");
+        Target::load(&folder, &TargetConfig::read(&folder).unwrap(), Device::Cpu, Kind::Float).unwrap()
+    }
+
+    fn drafter(target: &TargetConfig) -> Drafter {
+        let config = DraftConfig {
+            block_size: 8,
+            num_hidden_layers: 1,
+            hidden_size: target.hidden_size,
+            intermediate_size: 96,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: 16,
+            rms_norm_eps: 1e-6,
+            rope_theta: 1e4,
+            vocab_size: target.vocab_size,
+            mask_token_id: 9,
+            target_layer_ids: vec![1],
+            num_target_layers: target.num_hidden_layers,
+            layer_types: vec![LayerType::FullAttention],
+            sliding_window: None,
+            max_position_embeddings: 64,
+            bos_token_id: None,
+            eos_token_ids: vec![],
+        };
+        Drafter::new(&config, 5, Device::Cpu, Kind::Float).unwrap()
+    }
+
+    /// The drafts behind an anchor are what training would predict there, slot by slot.
+    #[test]
+    fn drafts_are_what_the_training_forward_predicts() {
+        let target = target();
+        let drafter = drafter(target.config());
+        let vocabulary = target.vocabulary();
+        let tokens: Vec<u32> = (0..20).map(|place| (place * 37 + 11) % 160).collect();
+        let rows = PackedRows { token_ids: &tokens, loss_mask: &[1; 20], document_offsets: &[0, 20], row_ids: &[0] };
+        let taps = TargetSession::new(&target, &[1], 20).unwrap().run(&tokens).taps;
+        let plan = BlockPlan::new(&rows, &[Block { anchor: 12, keep: true }], &drafter.plan_options());
+        let noise = vocabulary.embed(&plan.token_ids);
+        let hidden = drafter.forward(&drafter.context(&taps), &noise, &plan);
+        let predicted = most_likely(&vocabulary.logits(&hidden.get(0)));
+        let mut session = DrafterSession::new(vocabulary, &drafter, 4).unwrap();
+        assert_eq!(session.propose(&taps.narrow(0, 0, 12), tokens[12], 7), predicted[1..]);
+    }
+}
