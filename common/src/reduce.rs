@@ -16,7 +16,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Patience, Wait, WaitError};
 
 /// Scalars of one sum at most.
-pub const MAX_SCALARS: usize = 64;
+pub const MAX_SCALARS: usize = 160;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMS1");
 /// Values added in one go, so that they stay in the cache over all ranks.

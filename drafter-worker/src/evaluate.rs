@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use common::config::Config;
+use common::exit::Blame;
 use common::evaluation::EvaluationReport;
 use common::ids::Rank;
 use common::run_plan::RunPlan;
@@ -16,7 +17,7 @@ use model::target::Target;
 use tch::{Device, Kind};
 
 use crate::args::EvaluateArgs;
-use crate::checkpoint;
+use crate::{WEIGHTS_HINT, checkpoint};
 
 pub(crate) fn run(args: &EvaluateArgs) -> anyhow::Result<()> {
     let config = Config::of_run(&args.run)?;
@@ -101,9 +102,11 @@ impl Bench<'_> {
     }
 
     fn load(&self, kind: Kind) -> anyhow::Result<(Target, Drafter)> {
-        let target = Target::load(&self.config.model.target_model_path, &self.plan.target, self.device, kind)?;
+        let folder = &self.config.model.target_model_path;
+        let target = Target::load(folder, &self.plan.target, self.device, kind).your_input(WEIGHTS_HINT)?;
         let drafter = match &self.args.draft {
-            Some(folder) => Drafter::load(folder, &self.plan.draft, self.device, kind)?,
+            Some(folder) => Drafter::load(folder, &self.plan.draft, self.device, kind)
+                .your_input("--draft takes a drafter of this target in the z-lab format")?,
             None => checkpoint::first_drafter(self.config, self.plan, self.device, kind)?,
         };
         Ok((target, drafter))

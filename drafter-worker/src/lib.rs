@@ -15,6 +15,9 @@ use clap::Parser;
 
 use args::{Args, Command};
 
+/// What helps when a target's weights are not what its folder promises.
+const WEIGHTS_HINT: &str = "the folder model.target_model_path must hold the weights that its config.json describes";
+
 /// Parses the command line and trains or evaluates.
 ///
 /// # Errors

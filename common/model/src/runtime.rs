@@ -10,7 +10,9 @@ use tch::{Device, Kind};
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The configuration asks for a GPU and libtorch sees too few.
-    #[error("device cuda:{index} was asked for, libtorch sees {found} GPUs (is the CUDA build of torch 2.11 in use, and the GPU visible?)")]
+    #[error(
+        "device cuda:{index} was asked for, libtorch sees {found} GPUs (is the CUDA build of torch 2.11 in use, and the GPU visible?)"
+    )]
     NoGpu {
         /// The wanted GPU.
         index: u32,

@@ -4,20 +4,22 @@ use common::config::Config;
 use common::ids::Rank;
 use common::reduce::{Sum, SumError};
 use common::run_plan::RunPlan;
+use common::shutdown::Shutdown;
 use common::wait::Patience;
 use model::drafter::Parameters;
 use tch::{Kind, Tensor};
 
 use super::step::Sums;
 
-pub(crate) struct Exchange<'a> {
+pub(crate) struct Exchange {
     /// None with one drafter: there is nobody to meet.
     sum: Option<Sum>,
     gradient: Vec<f32>,
-    patience: &'a Patience,
+    /// Deaf to shutdown: a step that has begun is finished by all ranks together.
+    patience: Patience,
 }
 
-impl<'a> Exchange<'a> {
+impl Exchange {
     /// Joins the other ranks.
     ///
     /// # Errors
@@ -26,9 +28,10 @@ impl<'a> Exchange<'a> {
         config: &Config,
         plan: &RunPlan,
         rank: Rank,
-        patience: &'a Patience,
-    ) -> Result<Exchange<'a>, SumError> {
+        patience: &Patience,
+    ) -> Result<Exchange, SumError> {
         let ranks = config.run.pairs;
+        let patience = Patience { timeout: patience.timeout, shutdown: Shutdown::never() };
         if ranks == 1 {
             return Ok(Exchange { sum: None, gradient: Vec::new(), patience });
         }
@@ -39,13 +42,13 @@ impl<'a> Exchange<'a> {
     /// Replaces the gradient and `sums` by their sums over ranks.
     ///
     /// # Errors
-    /// A rank does not come, or the end was asked for twice.
+    /// A rank does not come.
     pub(crate) fn sum(&mut self, parameters: &mut Parameters, sums: Sums) -> Result<Sums, SumError> {
         let Some(sum) = &mut self.sum else { return Ok(sums) };
         let gradient = parameters.gradient().to_device(tch::Device::Cpu);
         gradient.copy_data(&mut self.gradient, gradient.numel());
         let mut scalars = sums.to_scalars();
-        sum.sum(&mut self.gradient, &mut scalars, self.patience)?;
+        sum.sum(&mut self.gradient, &mut scalars, &self.patience)?;
         parameters.set_gradient(&Tensor::from_slice(&self.gradient).to_kind(Kind::Float));
         Ok(Sums::from_scalars(&scalars))
     }
@@ -55,6 +58,6 @@ impl<'a> Exchange<'a> {
     /// # Errors
     /// As [`Exchange::sum`].
     pub(crate) fn meet(&mut self) -> Result<(), SumError> {
-        self.sum.as_mut().map_or(Ok(()), |sum| sum.sum(&mut [], &mut [], self.patience))
+        self.sum.as_mut().map_or(Ok(()), |sum| sum.sum(&mut [], &mut [], &self.patience))
     }
 }

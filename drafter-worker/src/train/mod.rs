@@ -3,6 +3,8 @@
 mod exchange;
 mod log;
 pub(crate) mod optimizer;
+#[cfg(test)]
+mod overfit;
 mod receive;
 mod schedule;
 mod step;
@@ -22,7 +24,7 @@ use model::drafter::Drafter;
 use model::target::Vocabulary;
 
 use crate::args::TrainArgs;
-use crate::checkpoint;
+use crate::{WEIGHTS_HINT, checkpoint};
 use exchange::Exchange;
 use log::Log;
 use optimizer::AdamW;
@@ -31,7 +33,6 @@ use schedule::Schedule;
 use step::{Objective, Sums};
 
 const DEVICE_HINT: &str = "set run.device to cpu, or make the GPUs visible to libtorch";
-const WEIGHTS_HINT: &str = "the folder model.target_model_path must hold the weights that its config.json describes";
 const SAVE_HINT: &str = "the run folder must stay writable; earlier checkpoints are as they were";
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<()> {
@@ -54,7 +55,7 @@ struct Trainer<'a> {
     drafter: Drafter,
     optimizer: AdamW,
     schedule: Schedule,
-    exchange: Exchange<'a>,
+    exchange: Exchange,
     log: Log,
     /// Completed steps.
     step: Step,

@@ -74,9 +74,8 @@ struct Ramp {
 
 impl Ramp {
     fn new(rope: &Rope, head_dim: usize, original: usize, (fast, slow): (f64, f64), truncate: bool) -> Ramp {
-        let dimension = |turns: f64| {
-            head_dim as f64 * (original as f64 / (turns * 2.0 * PI)).ln() / (2.0 * rope.theta.ln())
-        };
+        let dimension =
+            |turns: f64| head_dim as f64 * (original as f64 / (turns * 2.0 * PI)).ln() / (2.0 * rope.theta.ln());
         let (mut first, mut last) = (dimension(fast), dimension(slow));
         if truncate {
             (first, last) = (first.floor(), last.ceil());

@@ -103,7 +103,10 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: vec![],
         };
-        Drafter::new(&config, 5, Device::Cpu, Kind::Float).unwrap()
+        let mut drafter = Drafter::new(&config, 5, Device::Cpu, Kind::Float).unwrap();
+        let large = drafter.parameters().values() * 20.0; // everything visible then matters
+        drafter.parameters_mut().assign(&large);
+        drafter
     }
 
     /// The drafts behind an anchor are what training would predict there, slot by slot.
