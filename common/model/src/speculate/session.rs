@@ -85,7 +85,7 @@ mod tests {
     fn drafter(target: &TargetConfig) -> Drafter {
         let config = DraftConfig {
             block_size: 8,
-            num_hidden_layers: 1,
+            num_hidden_layers: 2,
             hidden_size: target.hidden_size,
             intermediate_size: 96,
             num_attention_heads: 4,
@@ -97,15 +97,16 @@ mod tests {
             mask_token_id: 9,
             target_layer_ids: vec![1],
             num_target_layers: target.num_hidden_layers,
-            layer_types: vec![LayerType::FullAttention],
+            layer_types: vec![LayerType::FullAttention; 2],
             sliding_window: None,
             max_position_embeddings: 64,
             bos_token_id: None,
             eos_token_ids: vec![],
         };
-        let mut drafter = Drafter::new(&config, 5, Device::Cpu, Kind::Float).unwrap();
-        let large = drafter.parameters().values() * 20.0; // everything visible then matters
-        drafter.parameters_mut().assign(&large);
+        let drafter = Drafter::new(&config, 5, Device::Cpu, Kind::Float).unwrap();
+        let matrices = drafter.parameters().named().iter().filter(|(_, leaf)| leaf.dim() == 2);
+        // Ten times as large, everything visible matters.
+        tch::no_grad(|| matrices.for_each(|(_, leaf)| drop(leaf.shallow_clone().g_mul_scalar_(10.0))));
         drafter
     }
 
@@ -118,11 +119,15 @@ mod tests {
         let tokens: Vec<u32> = (0..20).map(|place| (place * 37 + 11) % 160).collect();
         let rows = PackedRows { token_ids: &tokens, loss_mask: &[1; 20], document_offsets: &[0, 20], row_ids: &[0] };
         let taps = TargetSession::new(&target, &[1], 20).unwrap().run(&tokens).taps;
-        let plan = BlockPlan::new(&rows, &[Block { anchor: 12, keep: true }], &drafter.plan_options());
+        let blocks: Vec<Block> = (1..19).map(|anchor| Block { anchor, keep: true }).collect();
+        let plan = BlockPlan::new(&rows, &blocks, &drafter.plan_options());
         let noise = vocabulary.embed(&plan.token_ids);
         let hidden = drafter.forward(&drafter.context(&taps), &noise, &plan);
-        let predicted = most_likely(&vocabulary.logits(&hidden.get(0)));
-        let mut session = DrafterSession::new(vocabulary, &drafter, 4).unwrap();
-        assert_eq!(session.propose(&taps.narrow(0, 0, 12), tokens[12], 7), predicted[1..]);
+        for (block, anchor) in (1..19).enumerate() {
+            let predicted = most_likely(&vocabulary.logits(&hidden.get(block as i64)));
+            let mut session = DrafterSession::new(vocabulary, &drafter, 4).unwrap();
+            let drafts = session.propose(&taps.narrow(0, 0, anchor), tokens[anchor as usize], 7);
+            assert_eq!(drafts, predicted[1..], "anchor {anchor}");
+        }
     }
 }
