@@ -3,10 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Context;
 use common::config::Config;
-use common::exit::Blame;
 use common::evaluation::EvaluationReport;
+use common::exit::{AnyError, Blame};
 use common::ids::Rank;
 use common::run_plan::RunPlan;
 use data::prompts::{self, Prompt};
@@ -19,12 +18,12 @@ use tch::{Device, Kind};
 use crate::args::EvaluateArgs;
 use crate::{WEIGHTS_HINT, checkpoint};
 
-pub(crate) fn run(args: &EvaluateArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &EvaluateArgs) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let device = model::runtime::start(config.run.device, Rank(0), plan.threads)?;
     let tokenizer = ChatTokenizer::load(&config.model.target_model_path)?;
-    let path = config.evaluation.eval_data_path.as_ref().context("evaluation.eval_data_path is not set")?;
+    let path = config.evaluation.eval_data_path.as_ref().ok_or("evaluation.eval_data_path is not set")?;
     let prompts = prompts::read(path, &tokenizer, config.evaluation.num_prompts as usize)?.prompts;
     let kind = model::runtime::kind(config.model.torch_dtype);
     let report = Bench { args, config: &config, plan: &plan, prompts: &prompts, device }.report(kind)?;
@@ -67,7 +66,7 @@ impl Decoded {
 }
 
 impl Bench<'_> {
-    fn report(&self, kind: Kind) -> anyhow::Result<EvaluationReport> {
+    fn report(&self, kind: Kind) -> Result<EvaluationReport, AnyError> {
         let (plain, drafted) = self.decode(kind)?;
         let lossless = match self.config.evaluation.lossless_check {
             false => None,
@@ -88,7 +87,7 @@ impl Bench<'_> {
     }
 
     /// All prompts, plain and drafted, in the given precision.
-    fn decode(&self, kind: Kind) -> anyhow::Result<(Decoded, Decoded)> {
+    fn decode(&self, kind: Kind) -> Result<(Decoded, Decoded), AnyError> {
         let (target, drafter) = self.load(kind)?;
         let limits = Limits {
             max_new_tokens: self.config.evaluation.max_new_tokens as usize,
@@ -101,7 +100,7 @@ impl Bench<'_> {
         Ok((Decoded(plain?), Decoded(drafted?)))
     }
 
-    fn load(&self, kind: Kind) -> anyhow::Result<(Target, Drafter)> {
+    fn load(&self, kind: Kind) -> Result<(Target, Drafter), AnyError> {
         let folder = &self.config.model.target_model_path;
         let target = Target::load(folder, &self.plan.target, self.device, kind).your_input(WEIGHTS_HINT)?;
         let drafter = match &self.args.draft {

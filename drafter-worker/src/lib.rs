@@ -12,6 +12,7 @@ mod evaluate;
 mod train;
 
 use clap::Parser;
+use common::exit::AnyError;
 
 use args::{Args, Command};
 
@@ -22,7 +23,7 @@ const WEIGHTS_HINT: &str = "the folder model.target_model_path must hold the wei
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run() -> anyhow::Result<()> {
+pub fn run() -> Result<(), AnyError> {
     match Args::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Evaluate(args) => evaluate::run(&args),

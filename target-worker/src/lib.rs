@@ -9,11 +9,12 @@ mod args;
 mod worker;
 
 use clap::Parser;
+use common::exit::AnyError;
 
 /// Parses the command line and runs the worker to the end of the plan.
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run() -> anyhow::Result<()> {
+pub fn run() -> Result<(), AnyError> {
     worker::run(&args::Args::parse())
 }

@@ -1,8 +1,7 @@
 //! The loop: claim, gather, forward with capture, publish.
 
-use anyhow::Context;
 use common::config::Config;
-use common::exit::Blame;
+use common::exit::{AnyError, Blame};
 use common::ids::{BatchId, Rank, Role};
 use common::queue::{LeaseError, Phase, Producer, Queue, Rows};
 use common::run_plan::RunPlan;
@@ -18,14 +17,14 @@ use tch::{Device, Tensor};
 
 use crate::args::Args;
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
     telemetry::init(&telemetry::worker_name(Role::Target, Rank(args.rank)));
     let device = model::runtime::start(config.run.device, Rank(args.rank), plan.threads)
         .your_input("set run.device to cpu, or make the GPUs visible to libtorch")?;
-    let queue = Queue::attach(&plan.queue_name()).context("cannot join the run's queue")?;
+    let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
     let producer = queue.producer(Rank(args.rank))?;
     producer.phase(Phase::Loading);
     let worker = Worker::load(&config, &plan, device)?;
@@ -58,7 +57,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn load(config: &Config, plan: &RunPlan, device: Device) -> anyhow::Result<Worker> {
+    fn load(config: &Config, plan: &RunPlan, device: Device) -> Result<Worker, AnyError> {
         let dtype = config.model.torch_dtype;
         let folder = &config.model.target_model_path;
         let target = Target::load(folder, &plan.target, device, model::runtime::kind(dtype))

@@ -70,6 +70,8 @@ impl Run {
 
 /// How a program ended.
 pub struct Finished {
+    /// Its process id.
+    pub pid: u32,
     /// Exit status and streams.
     pub output: Output,
 }
@@ -110,7 +112,7 @@ pub fn finish(mut command: Command, limit: Duration) -> Finished {
     }
     let status = child.wait().expect("own child");
     let [stdout, stderr] = readers.map(|reader| reader.join().expect("a reader ends with its pipe"));
-    let finished = Finished { output: Output { status, stdout, stderr } };
+    let finished = Finished { pid: child.id(), output: Output { status, stdout, stderr } };
     assert!(!late, "not done in {limit:?}; stdout:\n{}\nstderr:\n{}", finished.stdout(), finished.stderr());
     finished
 }
@@ -136,9 +138,12 @@ pub fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     done()
 }
 
-/// Names in /dev/shm that belong to the run with this id.
-pub fn shared_memory_of(run_id: &str) -> Vec<String> {
+/// Names in /dev/shm whose run id ends with the process id of the launcher that made them.
+pub fn shared_memory_of(launcher: u32) -> Vec<String> {
     let entries = std::fs::read_dir("/dev/shm").expect("/dev/shm can be listed");
     let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.contains(run_id)).collect()
+    let run = format!("-{launcher:x}");
+    names
+        .filter(|name| name.starts_with("tandem-") && (name.ends_with(&run) || name.contains(&format!("{run}-"))))
+        .collect()
 }

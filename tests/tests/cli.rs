@@ -1,6 +1,7 @@
 //! What a user gets wrong: each one line with a hint, exit code 1, nothing left in /dev/shm.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,7 +11,6 @@ const TINY: &str = "examples/tiny/train.toml";
 
 /// Runs with `overrides` and expects a refusal whose one line holds all of `words`.
 fn refused(overrides: &[&str], words: &[&str]) {
-    let before = shared_memory();
     let finished = Run::new().finish(TINY, overrides, Duration::from_secs(120));
     let stderr = finished.stderr();
     assert_eq!(finished.code(), Some(1), "{overrides:?}: {stderr}");
@@ -21,13 +21,7 @@ fn refused(overrides: &[&str], words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "{overrides:?}: no '{word}' in: {error}");
     }
-    assert_eq!(shared_memory(), before, "{overrides:?} left shared memory behind");
-}
-
-fn shared_memory() -> Vec<String> {
-    let mut names = tests::shared_memory_of("tandem-");
-    names.sort();
-    names
+    assert_eq!(tests::shared_memory_of(finished.pid), Vec::<String>::new(), "{overrides:?} left shared memory behind");
 }
 
 /// A copy of the tiny target with `change` made to its config.json.
@@ -104,10 +98,42 @@ fn an_unknown_key_is_refused_with_the_known_ones() {
     refused(&["trainig.max_steps=1"], &["trainig", "expected"]);
 }
 
+/// A file system of two megabytes, gone when dropped. None where mounting is not allowed.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "tandem-test"]).arg(folder.path()).output();
+        mount.is_ok_and(|output| output.status.success()).then_some(SmallDisk(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        Command::new("umount").arg(self.0.path()).status().ok();
+    }
+}
+
+#[test]
+fn a_full_disk_is_named_with_the_file_that_did_not_fit() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: mounting a small file system is not allowed here");
+        return;
+    };
+    let output = format!("run.output_dir={}/run", disk.0.path().display());
+    let quick = ["training.max_steps=2", "evaluation.num_prompts=1", "evaluation.max_new_tokens=2"];
+    let overrides: Vec<&str> = quick.into_iter().chain([output.as_str()]).collect();
+    refused(&overrides, &["checkpoints", "No space left"]);
+    let names: Vec<_> = std::fs::read_dir(disk.0.path().join("run/checkpoints")).unwrap().collect();
+    assert!(names.iter().all(|name| name.as_ref().unwrap().file_name() == ".partial"), "{names:?}");
+}
+
 #[test]
 fn help_works_with_nothing_else_there() {
     for name in ["tandem", "tandem-queue", "target-worker", "drafter-worker"] {
-        let mut command = std::process::Command::new(tests::program(name));
+        let mut command = Command::new(tests::program(name));
         command.arg("--help").current_dir(std::env::temp_dir());
         let finished = tests::finish(command, Duration::from_secs(60)).success();
         assert!(finished.stdout().contains("Usage"), "{name}: {}", finished.stdout());

@@ -26,7 +26,8 @@ fn train(pairs: u32) -> Run {
     let run = Run::new();
     let pairs = format!("run.pairs={pairs}");
     let overrides: Vec<&str> = SHORT.into_iter().chain([pairs.as_str()]).collect();
-    run.finish(TINY, &overrides, LIMIT).success();
+    let finished = run.finish(TINY, &overrides, LIMIT).success();
+    assert_eq!(tests::shared_memory_of(finished.pid), Vec::<String>::new());
     run
 }
 
@@ -59,13 +60,11 @@ fn finished_run_shows_its_work(run: &Path) {
     assert_eq!((plan.total_steps, plan.total_batches), (20, 40));
     let (folder, manifest) = newest_checkpoint(run).unwrap().unwrap();
     assert_eq!(manifest.trained, [(0, 40)], "A12: every batch of the plan, once");
-    let summary: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
     for key in ["accepted_length_before", "accepted_length_after", "lossless", "train_seconds", "tokens_per_s"] {
         assert!(!summary[key].is_null(), "summary.json lacks {key}: {summary}");
     }
     assert_eq!(summary["lossless"], true);
     assert_eq!(summary["checkpoint"].as_str().map(Path::new), Some(folder.as_path()));
     assert!(run.join("config.toml").is_file() && run.join("metrics.jsonl").is_file());
-    assert_eq!(tests::shared_memory_of(&plan.run_id), Vec::<String>::new());
 }

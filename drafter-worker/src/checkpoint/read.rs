@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use common::config::Config;
+use common::exit::AnyError;
 use common::ids::Step;
 use common::manifest::Manifest;
 use common::run_plan::RunPlan;
@@ -16,7 +17,7 @@ use crate::train::optimizer::AdamW;
 ///
 /// # Errors
 /// The warm-start folder does not hold this drafter.
-pub(crate) fn first_drafter(config: &Config, plan: &RunPlan, device: Device, kind: Kind) -> anyhow::Result<Drafter> {
+pub(crate) fn first_drafter(config: &Config, plan: &RunPlan, device: Device, kind: Kind) -> Result<Drafter, AnyError> {
     match &config.drafter.draft_checkpoint_path {
         Some(folder) => Ok(Drafter::load(folder, &plan.draft, device, kind)?),
         None => Ok(Drafter::new(&plan.draft, config.training.seed, device, kind)?),
@@ -32,7 +33,7 @@ pub(crate) fn restore(
     plan: &RunPlan,
     drafter: &mut Drafter,
     optimizer: &mut AdamW,
-) -> anyhow::Result<Step> {
+) -> Result<Step, AnyError> {
     let manifest = Manifest::read(folder)?;
     let expected = plan.draft.mask_token_id;
     if manifest.mask_token_id != expected {

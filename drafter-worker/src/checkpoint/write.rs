@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use common::exit::AnyError;
 use common::ids::Step;
 use common::manifest::{self, Manifest};
 use model::drafter::Drafter;
@@ -23,7 +24,7 @@ pub(crate) fn save(
     manifest: &Manifest,
     drafter: &Drafter,
     optimizer: &AdamW,
-) -> anyhow::Result<()> {
+) -> Result<(), AnyError> {
     let checkpoints = run.join(manifest::CHECKPOINTS);
     let folder = checkpoints.join(manifest::folder_name(Step(manifest.step)));
     let partial = checkpoints.join(PARTIAL);

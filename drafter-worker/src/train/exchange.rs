@@ -24,12 +24,7 @@ impl Exchange {
     ///
     /// # Errors
     /// The launcher's segment is not there, or this rank joined it before.
-    pub(crate) fn new(
-        config: &Config,
-        plan: &RunPlan,
-        rank: Rank,
-        patience: &Patience,
-    ) -> Result<Exchange, SumError> {
+    pub(crate) fn new(config: &Config, plan: &RunPlan, rank: Rank, patience: &Patience) -> Result<Exchange, SumError> {
         let ranks = config.run.pairs;
         let patience = Patience { timeout: patience.timeout, shutdown: Shutdown::never() };
         if ranks == 1 {

@@ -9,9 +9,8 @@ mod receive;
 mod schedule;
 mod step;
 
-use anyhow::Context;
 use common::config::Config;
-use common::exit::Blame;
+use common::exit::{AnyError, Blame};
 use common::ids::{BatchId, Rank, Role, Step};
 use common::manifest::Manifest;
 use common::queue::{Phase, Queue};
@@ -35,7 +34,7 @@ use step::{Objective, Sums};
 const DEVICE_HINT: &str = "set run.device to cpu, or make the GPUs visible to libtorch";
 const SAVE_HINT: &str = "the run folder must stay writable; earlier checkpoints are as they were";
 
-pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &TrainArgs) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
@@ -68,10 +67,10 @@ impl<'a> Trainer<'a> {
         config: &'a Config,
         plan: &'a RunPlan,
         patience: &'a Patience,
-    ) -> anyhow::Result<Trainer<'a>> {
+    ) -> Result<Trainer<'a>, AnyError> {
         let rank = Rank(args.rank);
         let device = model::runtime::start(config.run.device, rank, plan.threads).your_input(DEVICE_HINT)?;
-        let queue = Queue::attach(&plan.queue_name()).context("cannot join the run's queue")?;
+        let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
         let consumer = queue.consumer(rank)?;
         consumer.phase(Phase::Loading);
         let dtype = config.model.torch_dtype;
@@ -115,7 +114,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    fn train(&mut self) -> anyhow::Result<()> {
+    fn train(&mut self) -> Result<(), AnyError> {
         let interval = self.config.training.save_interval;
         while self.step.0 < self.plan.total_steps {
             let Some(sums) = self.one_step()? else { break };
@@ -134,7 +133,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// The next step's sums over all ranks; `None` at the end of the stream, or when a rank was stopped while waiting.
-    fn one_step(&mut self) -> anyhow::Result<Option<Sums>> {
+    fn one_step(&mut self) -> Result<Option<Sums>, AnyError> {
         let next = Step(self.step.0 + 1);
         let consumer = self.receiver.consumer.clone();
         let mut sums = Sums::zero(self.plan.draft.block_size);
@@ -166,7 +165,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Rank 0 writes a checkpoint once every rank has noted its batches of the last step as trained.
-    fn save(&mut self) -> anyhow::Result<()> {
+    fn save(&mut self) -> Result<(), AnyError> {
         self.exchange.meet()?;
         if self.args.rank == 0 {
             self.receiver.consumer.phase(Phase::Checkpoint);
