@@ -61,9 +61,18 @@ impl Console {
     /// A console that shows nothing.
     #[cfg(test)]
     pub(crate) fn silent() -> Console {
+        Console { to: sync_channel(0).0, left_out: Arc::default() }
+    }
+
+    /// A console whose lines a test reads.
+    #[cfg(test)]
+    pub(crate) fn overheard() -> (Console, impl FnOnce() -> Vec<String>) {
         let (to, from) = sync_channel(BACKLOG);
-        thread::spawn(move || from.into_iter().for_each(drop));
-        Console { to, left_out: Arc::default() }
+        let lines = move || {
+            let line = |message| if let Message::Line(line) = message { Some(line) } else { None };
+            from.try_iter().filter_map(line).collect()
+        };
+        (Console { to, left_out: Arc::default() }, lines)
     }
 
     /// A line of the launcher's own.

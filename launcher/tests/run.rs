@@ -131,11 +131,7 @@ fn a_signal_keeps_what_was_trained_and_says_so() {
         format!("save() {{\n{SAVE}exit 0\n}}\ntrap save TERM\ntouch $RUN/ready; while :; do sleep 0.05; done");
     let stage = Stage::new("exec sleep 600", &drafter);
     let tandem = stage.command("run", &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let end = Instant::now() + Duration::from_secs(120);
-    while !stage.run_dir().join("ready").exists() {
-        assert!(Instant::now() < end, "training never began");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    await_that("training", || stage.run_dir().join("ready").exists());
     let pid = nix::unistd::Pid::from_raw(tandem.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     let (code, stdout, stderr) = text(&tandem.wait_with_output().unwrap());
@@ -144,4 +140,31 @@ fn a_signal_keeps_what_was_trained_and_says_so() {
     assert!(hint.starts_with("hint: step 2 is saved in ") && stdout.contains("2 of 2 steps"), "{hint}{stdout}");
     assert_eq!(stage.summary()["stopped_by"], "SIGTERM");
     assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_process_and_the_next_start_takes_its_memory_away() {
+    let worker = "echo $$ > $0.pid; exec sleep 600";
+    let stage = Stage::new(worker, worker);
+    let mut tandem = stage.command("run", &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = |name: &str| fs::read_to_string(stage.0.path().join(name)).unwrap_or_default();
+    let files = ["target-worker.pid", "drafter-worker.pid"];
+    await_that("both workers", || files.iter().all(|name| pid(name).ends_with('\n')));
+    assert_eq!(stage.shared_memory().len(), 2, "queue and arena");
+    tandem.kill().unwrap();
+    tandem.wait().unwrap();
+    let gone = |name: &&str| !Path::new(&format!("/proc/{}/fd/0", pid(name).trim())).exists();
+    await_that("the workers' end", || files.iter().all(gone));
+    let next = Stage::new("exit 0", SAVE);
+    let (code, _, stderr) = next.finish("run", &[]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(stage.shared_memory(), Vec::<String>::new());
+}
+
+fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !holds() {
+        assert!(Instant::now() < end, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -35,6 +35,15 @@ fn output_is_kept_to_the_last_line_and_the_code_is_the_childs() {
 }
 
 #[test]
+fn every_line_on_the_console_is_marked_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = script(folder.path(), "echo '[target 0] INFO loaded'; echo 'terminate called'");
+    let (console, lines) = Console::overheard();
+    Child::spawn(&launch, &console).unwrap().reap().unwrap();
+    assert_eq!(lines(), ["[target 0] INFO loaded", "[target 0] terminate called"]);
+}
+
+#[test]
 fn stdout_can_be_data() {
     let (ended, log) = run("echo '{}'; echo note >&2", true);
     assert_eq!((ended.data.as_slice(), log.as_str()), (b"{}\n".as_slice(), "note\n"));
@@ -56,20 +65,17 @@ fn killing_a_child_ends_what_it_started() {
     let grandchild = await_text(&pid_file);
     child.kill();
     assert_eq!(child.reap().unwrap().ending, Ending::Signal(9));
-    await_that("the grandchild to end", || {
-        match std::fs::read_to_string(format!("/proc/{}/stat", grandchild.trim())) {
-            Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
-            Err(_) => true,
-        }
-    });
+    await_end(&grandchild);
 }
 
 #[test]
 fn what_a_child_leaves_behind_ends_with_it() {
-    let started = Instant::now();
-    let (ended, _) = run("sleep 600 & exit 0", false);
+    let folder = tempfile::tempdir().unwrap();
+    let pid_file = folder.path().join("pid");
+    let launch = script(folder.path(), &format!("sleep 600 & echo $! > {}; exit 0", pid_file.display()));
+    let ended = Child::spawn(&launch, &Console::silent()).unwrap().reap().unwrap();
     assert_eq!(ended.ending, Ending::Exit(0));
-    assert!(started.elapsed() < Duration::from_secs(60), "the pipe was held open");
+    await_end(&await_text(&pid_file));
 }
 
 #[test]
@@ -89,6 +95,15 @@ fn a_missing_program_is_named() {
     let launch = Launch { program: "/no/such/worker".into(), ..script(folder.path(), "") };
     let error = Child::spawn(&launch, &Console::silent()).err().expect("it cannot start").to_string();
     assert!(error.starts_with("cannot start /no/such/worker: "), "{error}");
+}
+
+/// Gone, or a zombie that nobody has collected yet.
+fn await_end(pid: &str) {
+    let stat = format!("/proc/{}/stat", pid.trim());
+    await_that("a process to end", || match std::fs::read_to_string(&stat) {
+        Ok(text) => text.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),
+        Err(_) => true,
+    });
 }
 
 fn await_text(path: &Path) -> String {

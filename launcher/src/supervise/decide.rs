@@ -144,6 +144,13 @@ impl Crew {
         })
     }
 
+    /// Whether the worker, seen to end like this, only did what it was made to do.
+    pub(crate) fn expected(&self, id: WorkerId, ending: Ending) -> bool {
+        let condemned = self.members.iter().any(|member| member.id == id && member.state == State::Condemned);
+        let ending_all = self.phase != Phase::Training;
+        ending.is_success() || condemned || ending_all && matches!(ending, Ending::Signal(_))
+    }
+
     /// How often the worker was restarted because it failed.
     pub(crate) fn restarts(&self, id: WorkerId) -> u32 {
         self.members.iter().find(|member| member.id == id).map_or(0, |member| member.restarts)

@@ -136,7 +136,7 @@ impl Loop<'_> {
                 self.console
                     .say(format!("tandem: {name}: drafters save and all workers end; a second signal kills them"));
             }
-            Event::Exited(worker, ending) if !ending.is_success() => {
+            Event::Exited(worker, ending) if !self.crew.expected(worker, ending) => {
                 let uptime = self.ended[&worker].uptime.as_secs_f64();
                 self.console.say(format!("tandem: {worker} {ending} after {uptime:.1} s"));
             }

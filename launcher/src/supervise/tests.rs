@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::config::PopPolicy;
 use common::ids::Rank;
 use common::manifest::{CHECKPOINT_FILES, CHECKPOINTS, Manifest};
-use common::queue::QueueSpec;
+use common::queue::{QueueSpec, Snapshot};
 use tempfile::TempDir;
 
 use super::*;
@@ -25,20 +25,21 @@ const TARGET: WorkerId = WorkerId { role: Role::Target, rank: Rank(0) };
 const DRAFTER: WorkerId = WorkerId { role: Role::Drafter, rank: Rank(0) };
 
 impl Stage {
-    /// `$RUN` is the run folder, `$RANK` the rank, `$*` the command line.
+    /// `$RUN` is the run folder, `$ID` the run's id, `$RANK` the rank, `$*` the command line.
     fn new(pairs: u32, target: &str, drafter: &str) -> Stage {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let folder = tempfile::tempdir().unwrap();
         let run_dir = folder.path().join("run");
         fs::create_dir_all(run_dir.join("logs")).unwrap();
+        let run_id = format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         for (name, body, rank) in [("target-worker", target, 4), ("drafter-worker", drafter, 5)] {
             let program = folder.path().join(name);
-            let text = format!("#!/bin/sh\nRUN={}\nRANK=${rank}\n{body}\n", run_dir.display());
+            let text = format!("#!/bin/sh\nRUN={}\nRANK=${rank}\nID={run_id}\n{body}\n", run_dir.display());
             fs::write(&program, text).unwrap();
             fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         }
         let queue = QueueSpec {
-            run_id: format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)),
+            run_id,
             capacity: 2,
             batch_tokens: 8,
             max_documents: 2,
@@ -128,7 +129,8 @@ fn what_is_your_input_is_not_tried_again() {
 
 #[test]
 fn drafters_go_on_together_from_the_newest_checkpoint() {
-    let drafter = "echo $* >> $RUN/starts.$RANK
+    let drafter = "ls -i /dev/shm/tandem-$ID-reduce >> $RUN/sums.$RANK
+        echo $* >> $RUN/starts.$RANK
         if [ $RANK = 1 ] && [ ! -e $RUN/died ]; then
             while [ ! -e $RUN/starts.0 ]; do sleep 0.05; done; touch $RUN/died; kill -9 $$
         fi
@@ -139,9 +141,14 @@ fn drafters_go_on_together_from_the_newest_checkpoint() {
     CHECKPOINT_FILES.iter().for_each(|name| fs::write(checkpoint.join(name), "x").unwrap());
     let manifest = Manifest { run_id: "r".into(), step: 3, trained: vec![(0, 6)], mask_token_id: 0 };
     manifest.write(&checkpoint).unwrap();
-    let story = stage.play(1, |_| ());
+    let mut trained = 0;
+    let mut look = |_: &dyn Fn(i32)| trained = Snapshot::read(&stage.spec.queue.name()).unwrap().batches.trained;
+    let story = stage.play(1, &mut look);
     assert_eq!((story.outcome, story.drafter_restarts), (Outcome::Trained, 1));
+    assert_eq!(trained, 6, "the ledger is the checkpoint's");
     for rank in 0..2 {
+        let sums = stage.read(&format!("sums.{rank}"));
+        assert!(sums.lines().next() != sums.lines().nth(1), "a sum is not joined twice: {sums}");
         let starts = stage.read(&format!("starts.{rank}"));
         let lines: Vec<_> = starts.lines().collect();
         assert_eq!(lines.len(), 2, "{starts}");

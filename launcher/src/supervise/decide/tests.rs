@@ -53,7 +53,9 @@ fn a_failed_drafter_takes_the_others_along_and_all_go_on_from_the_checkpoint() {
     let mut crew = crew(3, 3);
     decide(&mut crew, exited(target(2), Ending::Exit(0)));
     decide(&mut crew, exited(drafter(2), Ending::Exit(0)));
+    assert!(!crew.expected(drafter(0), KILLED));
     assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), [Action::Kill(drafter(1))]);
+    assert!(crew.expected(drafter(1), KILLED), "its death was our doing");
     let rest = Action::Set(Alarm::RespawnDrafters, Duration::ZERO);
     assert_eq!(decide(&mut crew, exited(drafter(1), Ending::Exit(3))), [rest]);
     let again = [target(2), drafter(0), drafter(1), drafter(2)].map(Action::Spawn);
