@@ -17,6 +17,8 @@ pub const PLAN_FILE: &str = "plan.json";
 pub struct RunPlan {
     /// Names the run's shared memory; unique on this machine.
     pub run_id: String,
+    /// The tokenised rows that batch ids refer to; none in a plan for evaluation alone.
+    pub token_store: Option<PathBuf>,
     /// Packed batches to train on, over all epochs; ids run from 0 to here.
     pub total_batches: u64,
     /// Optimizer steps.

@@ -9,8 +9,7 @@ use common::shutdown::Shutdown;
 use common::telemetry;
 use common::wait::{Patience, WaitError};
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
-use data::store::{StoreOptions, TokenStore};
-use data::tokenizer::ChatTokenizer;
+use data::store::TokenStore;
 use model::arena::{HostArena, SlotShape};
 use model::target::Target;
 use tch::{Device, Tensor};
@@ -62,8 +61,7 @@ impl Worker {
         let folder = &config.model.target_model_path;
         let target = Target::load(folder, &plan.target, device, model::runtime::kind(dtype))
             .your_input("the folder model.target_model_path must hold the weights that its config.json describes")?;
-        let tokenizer = ChatTokenizer::load(folder)?;
-        let (store, _) = TokenStore::open_or_build(&StoreOptions::of(config), &tokenizer, &|_| ())?;
+        let store = TokenStore::reopen(plan.token_store.as_deref().ok_or("plan.json names no token store")?)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
         let shape = SlotShape {
             tokens: config.data.batch_tokens as usize,

@@ -61,7 +61,7 @@ fn temporary_run(models: &Models) -> Result<tempfile::TempDir, Fault> {
 
 fn write_run(models: &Models, run_dir: &Path) -> Result<(), Fault> {
     models.config.write(run_dir).our_failure("the resolved configuration cannot be written")?;
-    models.run_plan(Vec::new(), 0).write(run_dir).our_failure("the plan cannot be written")
+    models.run_plan(None).write(run_dir).our_failure("the plan cannot be written")
 }
 
 fn shown(report: &EvaluationReport, draft: &Path, json: bool) -> String {

@@ -53,13 +53,15 @@ impl Models {
     }
 
     /// The plan that workers read.
-    pub(crate) fn run_plan(&self, batches_per_epoch: Vec<u64>, total_batches: u64) -> RunPlan {
+    pub(crate) fn run_plan(&self, data: Option<(&TokenStore, &BatchPlan)>) -> RunPlan {
+        let total_batches = data.map_or(0, |(_, batches)| batches.total_batches());
         let per_step = u64::from(self.config.training.batches_per_step);
         RunPlan {
             run_id: run_id(),
+            token_store: data.map(|(store, _)| store.path().to_owned()),
             total_batches,
             total_steps: total_batches.div_ceil(per_step),
-            batches_per_epoch,
+            batches_per_epoch: data.map_or_else(Vec::new, |(_, batches)| batches.batches_per_epoch().to_vec()),
             threads: threads(&self.config),
             target: self.target.clone(),
             draft: self.draft.clone(),
@@ -90,7 +92,7 @@ impl Plan {
         .map_err(|error| refusal(error.hint(), error))?;
         console.clear_progress();
         let batches = BatchPlan::new(&store, &PlanOptions::of(&models.config));
-        let run = models.run_plan(batches.batches_per_epoch().to_vec(), batches.total_batches());
+        let run = models.run_plan(Some((&store, &batches)));
         Ok(Plan { models, run, accounting, store, batches })
     }
 

@@ -188,6 +188,15 @@ impl TokenStore {
         TokenStore::open(folder).map_err(cache)
     }
 
+    /// Opens a store that is there, by the folder that [`TokenStore::path`] named.
+    ///
+    /// # Errors
+    /// No whole store in `folder`.
+    pub fn reopen(folder: &Path) -> Result<TokenStore, StoreError> {
+        let opened = TokenStore::open(folder).map_err(|source| StoreError::Cache { path: folder.into(), source })?;
+        Ok(opened.0)
+    }
+
     fn open(folder: &Path) -> io::Result<(TokenStore, Accounting)> {
         let accounting: Accounting = serde_json::from_slice(&fs::read(folder.join(build::ACCOUNTING))?)?;
         let (rows, tokens) = (accounting.rows_kept, accounting.tokens);
