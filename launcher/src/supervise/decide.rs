@@ -144,6 +144,11 @@ impl Crew {
         })
     }
 
+    /// Whether the workers have been asked to end already, so that the next signal kills them.
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { .. } | Phase::Failing(..))
+    }
+
     /// Whether the worker, seen to end like this, only did what it was made to do.
     pub(crate) fn expected(&self, id: WorkerId, ending: Ending) -> bool {
         let condemned = self.members.iter().any(|member| member.id == id && member.state == State::Condemned);

@@ -132,9 +132,11 @@ impl Loop<'_> {
     fn tell(&self, event: Event) {
         match event {
             Event::Signal(signal) => {
-                let name = signal_name(signal);
-                self.console
-                    .say(format!("tandem: {name}: drafters save and all workers end; a second signal kills them"));
+                let what = match self.crew.is_ending() {
+                    false => "drafters save and all workers end; a second signal kills them",
+                    true => "all workers are killed",
+                };
+                self.console.say(format!("tandem: {}: {what}", signal_name(signal)));
             }
             Event::Exited(worker, ending) if !self.crew.expected(worker, ending) => {
                 let uptime = self.ended[&worker].uptime.as_secs_f64();
