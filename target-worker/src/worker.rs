@@ -79,7 +79,7 @@ impl Worker {
         while let Some(lease) = producer.claim(patience).map_err(ServeError::Wait)? {
             producer.phase(Phase::Data);
             let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
-            let rows = gather(&self.store, &planned);
+            let rows = gather(&self.store, planned);
             producer.phase(Phase::Forward);
             let ids: Vec<i64> = rows.token_ids.iter().map(|&id| i64::from(id)).collect();
             let ids = Tensor::from_slice(&ids).to_device(self.device);

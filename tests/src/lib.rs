@@ -147,3 +147,9 @@ pub fn shared_memory_of(launcher: u32) -> Vec<String> {
         .filter(|name| name.starts_with("tandem-") && (name.ends_with(&run) || name.contains(&format!("{run}-"))))
         .collect()
 }
+
+/// Says on stderr why a test did not look at what it is for.
+pub fn skipped(why: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "skipped: {why}").ok();
+}

@@ -1,5 +1,7 @@
 //! What a user gets wrong: each one line with a hint, exit code 1, nothing left in /dev/shm.
 
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -119,8 +121,7 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_is_named_with_the_file_that_did_not_fit() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: mounting a small file system is not allowed here");
-        return;
+        return tests::skipped("mounting a small file system is not allowed here");
     };
     let output = format!("run.output_dir={}/run", disk.0.path().display());
     let quick = ["training.max_steps=2", "evaluation.num_prompts=1", "evaluation.max_new_tokens=2"];

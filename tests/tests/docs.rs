@@ -1,5 +1,7 @@
 //! What the documents say, held against the programs.
 
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeSet;
 
 use common::config::Config;

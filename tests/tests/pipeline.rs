@@ -1,5 +1,7 @@
 //! The main job on the tiny model, shortened: launcher, target and drafter processes, queue, checkpoint, summary.
 
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;

@@ -76,7 +76,7 @@ pub struct BlockPlan {
     pub supervised: Tensor,
     /// Positions of the T context tokens, then of the N * B slots, i64.
     pub positions: Tensor,
-    /// Rows of [N * B] whose label counts, ascending, i64 [R].
+    /// Rows of [N * B] whose label counts, ascending, i64 `[R]`.
     pub scored: Tensor,
     /// How many labels count, by slot: B numbers, the first 0.
     pub slot_counts: Vec<u64>,

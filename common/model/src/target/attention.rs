@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-/// Positions of packed tokens, i64 [T], from 0 in each document.
+/// Positions of packed tokens, i64 `[T]`, from 0 in each document.
 pub(super) fn packed_positions(document_offsets: &[u32]) -> Tensor {
     let positions: Vec<i64> =
         document_offsets.windows(2).flat_map(|ends| 0..i64::from(ends[1]) - i64::from(ends[0])).collect();

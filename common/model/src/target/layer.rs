@@ -20,7 +20,7 @@ pub(super) struct DecoderLayer {
     down: Tensor, // [H, I]
 }
 
-/// Into heads: weight [heads*hd, H], bias [heads*hd], norm [hd] over each head.
+/// Into heads: weight [heads*hd, H], bias `[heads*hd]`, norm `[hd]` over each head.
 struct Projection {
     weight: Tensor,
     bias: Option<Tensor>,

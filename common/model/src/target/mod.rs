@@ -82,7 +82,7 @@ impl Target {
     /// Runs packed documents and calls `sink(k, x)` as the k-th of `taps` finishes, x [T, H] being that layer's output
     /// before the next layer's norm.
     ///
-    /// ids i64 [T]; `document_offsets` start at 0 and end at T: tokens see their own document's past only, and positions
+    /// ids i64 `[T]`; `document_offsets` start at 0 and end at T: tokens see their own document's past only, and positions
     /// restart with each. `taps` ascend; layers behind the last are not run.
     pub fn capture(
         &self,
@@ -114,7 +114,7 @@ impl Target {
         KvCache::new(KvShape { layers, heads, head_dim: config.head_dim }, capacity, self.kind, self.device)
     }
 
-    /// Runs ids i64 [n] behind the tokens in `cache`, through all layers, final norm and head, and keeps them in it.
+    /// Runs ids i64 `[n]` behind the tokens in `cache`, through all layers, final norm and head, and keeps them in it.
     pub fn step(&self, ids: &Tensor, cache: &mut KvCache, taps: &[usize]) -> Step {
         let (past, count) = (cache.len() as i64, ids.size()[0]);
         let tables = self.rotary.tables(&Tensor::arange_start(past, past + count, (Kind::Int64, self.device)));
