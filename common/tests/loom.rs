@@ -52,6 +52,9 @@ impl Peers for World {
         // Acquire stands for the kernel, which releases a lock after all that its holder did.
         holder.code != MORTAL || !self.died.load(Ordering::Acquire)
     }
+    fn now(&self) -> u64 {
+        0
+    }
     fn sleep(&self, _: &AtomicU32, _: u32) {
         thread::yield_now();
     }
@@ -85,9 +88,10 @@ impl Memory {
     }
 
     fn ring(&self) -> Ring<'_> {
-        let rules = Rules { min_ready: 1, strict: true, max_age_ns: 0 };
+        let rules = Rules { min_ready: 1, strict: true, latch: false, targets: 2, max_age_ns: 0 };
         let ledger = Ledger::new(&self.words, &self.control);
-        Ring { control: &self.control, buckets: &self.buckets, slots: &self.slots, ledger, rules }
+        let (control, buckets, slots) = (&self.control, &self.buckets[..], &self.slots[..]);
+        Ring { control, buckets, tallies: &[], events: &[], participants: &[], slots, ledger, rules }
     }
 
     fn lock(&self, code: u8) -> Locked<'_, World> {
@@ -97,7 +101,7 @@ impl Memory {
 
     /// Claims, fills and publishes one batch, if there is one.
     fn produce(&self, code: u8) {
-        let asked = self.lock(code).claim(0);
+        let asked = self.lock(code).claim(0, 0);
         if let Asked::Got(hold) = asked {
             self.payloads[hold.slot.0 as usize].store(hold.batch.0 + 100, Ordering::Relaxed);
             self.lock(code).publish(hold, 0, 0).expect("nobody takes it back");
@@ -166,9 +170,9 @@ fn a_dead_holders_lock_is_taken_once_and_its_half_step_repaired() {
         let other = Arc::clone(&memory);
         let thread = thread::spawn(move || {
             other.world.died.store(true, Ordering::Release);
-            other.lock(1).claim(0)
+            other.lock(1).claim(0, 0)
         });
-        let mine = memory.lock(2).claim(0);
+        let mine = memory.lock(2).claim(0, 0);
         let batches = [mine, thread.join().unwrap()].map(|asked| match asked {
             Asked::Got(hold) => Some(hold.batch.0),
             other => {

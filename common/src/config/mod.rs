@@ -236,10 +236,23 @@ pub struct QueueSection {
     pub capacity: u32,
     /// The gate: nothing is popped while fewer are ready, until the targets are done.
     pub min_ready: u32,
+    /// Whether the gate is asked anew at each pop.
+    pub gate: GateMode,
     /// Which ready batch is popped next.
     pub policy: PopPolicy,
     /// Under `mixed`, a batch that waited this long goes next whatever its bucket, in seconds.
     pub max_age_s: f64,
+}
+
+/// When the gate closes again.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum GateMode {
+    /// As soon as fewer than `min_ready` are ready.
+    #[default]
+    Level,
+    /// Once open, only when nothing is ready any more.
+    Latch,
 }
 
 /// Which ready batch is popped next.
@@ -339,7 +352,7 @@ impl Default for TrainingSection {
 
 impl Default for QueueSection {
     fn default() -> Self {
-        QueueSection { capacity: 8, min_ready: 2, policy: PopPolicy::Mixed, max_age_s: 5.0 }
+        QueueSection { capacity: 8, min_ready: 2, gate: GateMode::Level, policy: PopPolicy::Mixed, max_age_s: 5.0 }
     }
 }
 

@@ -35,9 +35,27 @@ impl Consumer {
         self.take(Some(batch), patience)
     }
 
+    /// Takes `count` batches of the policy's choice in one step, all of them or none, so that nobody waits with some
+    /// of them in hand. Fewer only at the end, when no more will come; none when the stream has ended.
+    ///
+    /// # Errors
+    /// [`LeaseError::Group`] if the slots can never hold so many, [`LeaseError::Wait`].
+    pub fn pop_group(&self, count: u32, patience: &Patience) -> Result<Vec<ReadLease>, LeaseError> {
+        let capacity = self.place.shared.facts.geometry.sizes.capacity;
+        if count == 0 || count > capacity {
+            return Err(LeaseError::Group { asked: count, capacity });
+        }
+        let holds = self.place.wait_for(WaitsFor::Batch, patience, |locked| locked.pop_group(count, now()))?;
+        Ok(holds.unwrap_or_default().into_iter().map(|hold| self.lease(hold)).collect())
+    }
+
+    fn lease(&self, hold: Hold) -> ReadLease {
+        ReadLease { place: Arc::clone(&self.place), hold, settled: false }
+    }
+
     fn take(&self, want: Option<BatchId>, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
         let hold = self.place.wait_for(WaitsFor::Batch, patience, |locked| locked.pop(want, now()))?;
-        Ok(hold.map(|hold| ReadLease { place: Arc::clone(&self.place), hold, settled: false }))
+        Ok(hold.map(|hold| self.lease(hold)))
     }
 
     /// Records that these batches went into the weights at `step`: all of them or, on an error, none.
@@ -76,6 +94,12 @@ impl ReadLease {
     /// The slot of the arena that holds its hidden states.
     pub fn slot(&self) -> SlotIndex {
         self.hold.slot
+    }
+
+    /// How often the batch was in a drafter's hands before without being trained; 255 stands for more. Whoever must not
+    /// count it twice looks here: 0 means that nobody had it.
+    pub fn returns(&self) -> u8 {
+        self.place.shared.ring().ledger.returns(self.hold.batch)
     }
 
     /// The batch's length bucket.

@@ -5,11 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
-use super::ring::geometry::{Geometry, Sizes};
+use super::ring::layout::geometry::{Geometry, Sizes};
 use super::ring::layout::{ABI, Bucket, Header, INITIALISING, LAYOUT_HASH, MAGIC, READY, RUN_ID_BYTES};
 use super::ring::policy::Rules;
 use super::spec::QueueSpec;
-use crate::config::PopPolicy;
+use crate::config::{GateMode, PopPolicy};
 use crate::shm::{Mapped, ShmError};
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -93,6 +93,7 @@ pub(super) fn write(segment: &impl Mapped, spec: &QueueSpec, geometry: &Geometry
     header.drafters.store(spec.drafters, Relaxed);
     header.min_ready.store(spec.min_ready, Relaxed);
     header.policy.store(u32::from(spec.policy == PopPolicy::Strict), Relaxed);
+    header.gate.store(u32::from(spec.gate == GateMode::Latch), Relaxed);
     header.max_age_ns.store(u64::try_from(spec.max_age.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     header.total_batches.store(spec.total_batches, Relaxed);
     header.slot_bytes.store(spec.slot_bytes, Relaxed);
@@ -160,6 +161,8 @@ fn facts(header: &Header, geometry: Geometry) -> Facts {
         rules: Rules {
             min_ready: u64::from(header.min_ready.load(Relaxed)),
             strict: header.policy.load(Relaxed) == 1,
+            latch: header.gate.load(Relaxed) == 1,
+            targets: header.targets.load(Relaxed),
             max_age_ns: header.max_age_ns.load(Relaxed),
         },
         targets: header.targets.load(Relaxed),

@@ -40,7 +40,10 @@ use place::{Place, Shared};
 pub use producer::{Producer, WriteLease};
 pub use ring::Reclaimed;
 pub use rows::{Rows, RowsError};
-pub use snapshot::{BatchCounts, BucketView, GateView, LockView, ParticipantView, SlotCounts, Snapshot};
+pub use snapshot::{
+    BatchCounts, BucketView, CheckView, Details, EventView, GateView, Histogram, LockView, ParticipantView, SlotCounts,
+    SlotView, Snapshot,
+};
 pub use spec::{QueueSpec, SpecError, arena_name, queue_name, reduce_name};
 
 use crate::ids::{BatchId, Rank, Role};
@@ -97,6 +100,16 @@ pub enum LeaseError {
         found: u32,
         /// Buckets there are.
         buckets: u32,
+    },
+    /// So many batches can never be ready at once.
+    #[error(
+        "{asked} batches in one step: this queue has {capacity} slots, so it would wait for ever; ask for 1 to {capacity}"
+    )]
+    Group {
+        /// Batches asked for.
+        asked: u32,
+        /// Slots there are.
+        capacity: u32,
     },
     /// The launcher took the slot back: it counted this process as dead.
     #[error("batch {0} was taken back: the launcher counted this process as dead")]

@@ -8,11 +8,11 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::activity::{Gauge, Phase};
 use super::header::{self, Facts, HeaderError};
-use super::ring::layout::{Bell, Bucket, Control, Participant, Slot};
+use super::ring::layout::{Bell, Bucket, Control, Event, NUM_EVENTS, Participant, Slot, Tally};
 use super::ring::ledger::{BatchState, Ledger};
 use super::ring::lock::{Holder, Peers};
 use super::ring::word::SlotState;
-use super::ring::{Asked, Blocked, Hold, Locked, Ring};
+use super::ring::{Asked, Blocked, Locked, Ring};
 use crate::ids::{Rank, Role, SlotIndex};
 use crate::shm::{CREATOR_BYTE, Mapped, Presence, Segment, futex_wait, futex_wake, is_held};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -39,6 +39,9 @@ pub(super) fn ring<'a>(memory: &'a impl Mapped, facts: &Facts) -> Ring<'a> {
     Ring {
         control,
         buckets: memory.slice::<Bucket>(geometry.buckets, geometry.sizes.buckets as usize),
+        tallies: memory.slice::<Tally>(geometry.tallies, geometry.sizes.buckets as usize),
+        events: memory.slice::<Event>(geometry.events, NUM_EVENTS),
+        participants: participants(memory, facts),
         slots: memory.slice::<Slot>(geometry.slots, geometry.sizes.capacity as usize),
         ledger: Ledger::new(words, control),
         rules: facts.rules,
@@ -133,6 +136,10 @@ impl Peers for Shared {
         self.is_present(holder.code) && holder.is_incarnation(record.epoch.load(Ordering::Relaxed))
     }
 
+    fn now(&self) -> u64 {
+        now()
+    }
+
     fn sleep(&self, word: &AtomicU32, seen: u32) {
         futex_wait(word, seen, LOCK_SLEEP);
     }
@@ -146,7 +153,7 @@ impl Peers for Shared {
     }
 }
 
-/// What a participant may wait for.
+/// Whose bell a participant sleeps on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitsFor {
     Slot,
@@ -194,23 +201,23 @@ impl Place {
     }
 
     /// Asks again and again, under the lock, until there is an answer, patience ends or the run is aborted.
-    pub(super) fn wait_for(
+    pub(super) fn wait_for<T>(
         &self,
         what: WaitsFor,
         patience: &Patience,
-        ask: impl Fn(&Locked<'_, Shared>) -> Asked,
-    ) -> Result<Option<Hold>, WaitError> {
+        ask: impl Fn(&Locked<'_, Shared>) -> Asked<T>,
+    ) -> Result<Option<T>, WaitError> {
         let outcome = self.wait_until_answered(what, patience, ask);
         self.record().waits_for.store(0, Ordering::Relaxed);
         outcome
     }
 
-    fn wait_until_answered(
+    fn wait_until_answered<T>(
         &self,
         what: WaitsFor,
         patience: &Patience,
-        ask: impl Fn(&Locked<'_, Shared>) -> Asked,
-    ) -> Result<Option<Hold>, WaitError> {
+        ask: impl Fn(&Locked<'_, Shared>) -> Asked<T>,
+    ) -> Result<Option<T>, WaitError> {
         let wait = Wait::new(patience);
         let bell = self.bell(what);
         loop {
@@ -224,6 +231,7 @@ impl Place {
             }
             let asked = {
                 let locked = self.shared.ring().lock(self.holder, &*self.shared, |holder| {
+                    self.note_wait(Blocked::LOCK_CODE);
                     wait.sleep(|| self.shared.lock_held_by(holder)).map(|_| ())
                 })?;
                 ask(&locked)
@@ -232,7 +240,7 @@ impl Place {
                 Asked::Got(hold) => return Ok(Some(hold)),
                 Asked::Finished => return Ok(None),
                 Asked::Blocked(blocked) => {
-                    self.note_wait(what);
+                    self.note_wait(blocked.code());
                     let bound = wait.sleep(|| self.describe(blocked))?;
                     futex_wait(&bell.word, seen, bound);
                 }
@@ -248,8 +256,8 @@ impl Place {
         }
     }
 
-    fn note_wait(&self, what: WaitsFor) {
-        let (record, code) = (self.record(), 1 + what as u32);
+    fn note_wait(&self, code: u32) {
+        let record = self.record();
         if record.waits_for.load(Ordering::Relaxed) != code {
             record.waits_since_ns.store(now(), Ordering::Relaxed);
             record.waits_for.store(code, Ordering::Relaxed);
@@ -267,6 +275,12 @@ impl Place {
                     "a free slot ({} in all: {claimed} being written, {ready} ready, {reading} being read)",
                     ring.slots.len()
                 )
+            }
+            Blocked::Share { writing, share } => {
+                format!("others to get a slot (this target fills {writing}, its share is {share})")
+            }
+            Blocked::Group { available, asked } => {
+                format!("{asked} batches at once ({available} can be had, {claimed} being written, {pending} pending)")
             }
             Blocked::NothingPending => {
                 format!("the drafters to finish ({ready} batches ready, {held} held by drafters, {trained} trained)")

@@ -24,7 +24,11 @@ impl Producer {
     /// # Errors
     /// [`WaitError`].
     pub fn claim(&self, patience: &Patience) -> Result<Option<WriteLease>, WaitError> {
-        let hold = self.place.wait_for(WaitsFor::Slot, patience, |locked| locked.claim(now()))?;
+        let asked = now();
+        let hold = self.place.wait_for(WaitsFor::Slot, patience, |locked| {
+            let now = now();
+            locked.claim(now.saturating_sub(asked), now)
+        })?;
         Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, settled: false }))
     }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::ring::geometry::{Geometry, Sizes};
 use super::ring::layout::RUN_ID_BYTES;
-use crate::config::PopPolicy;
+use super::ring::layout::geometry::{Geometry, Sizes};
+use crate::config::{GateMode, PopPolicy};
 
 /// Everything about a queue that is decided before the run starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +25,8 @@ pub struct QueueSpec {
     pub bucket_bounds: Vec<u32>,
     /// The gate: READY batches below which nothing is popped, until no target will bring more.
     pub min_ready: u32,
+    /// Whether the gate is asked anew at each pop.
+    pub gate: GateMode,
     /// Which READY batch goes next.
     pub policy: PopPolicy,
     /// Under `mixed`, a batch READY for longer goes first.

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::config::PopPolicy;
+use common::config::{GateMode, PopPolicy};
 use common::ids::{BatchId, Rank};
 use common::queue::{Consumer, Producer, Queue, QueueSpec, ReadLease, Rows, WriteLease};
 use common::shutdown::Shutdown;
@@ -21,6 +21,7 @@ pub(crate) fn spec(total_batches: u64) -> QueueSpec {
         slot_bytes: 4096,
         bucket_bounds: vec![16, 64],
         min_ready: 1,
+        gate: GateMode::Level,
         policy: PopPolicy::Mixed,
         max_age: Duration::from_secs(5),
         targets: 2,

@@ -118,6 +118,7 @@ impl Plan {
             slot_bytes,
             bucket_bounds: PlanOptions::of(config).bounds(),
             min_ready: config.queue.min_ready,
+            gate: config.queue.gate,
             policy: config.queue.policy,
             max_age: Duration::from_secs_f64(config.queue.max_age_s),
             targets: config.run.pairs,

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::config::PopPolicy;
+use common::config::{GateMode, PopPolicy};
 use common::ids::Rank;
 use common::manifest::{CHECKPOINT_FILES, CHECKPOINTS, Manifest};
 use common::queue::{QueueSpec, Snapshot};
@@ -46,6 +46,7 @@ impl Stage {
             slot_bytes: 64,
             bucket_bounds: vec![8],
             min_ready: 1,
+            gate: GateMode::Level,
             policy: PopPolicy::Strict,
             max_age: Duration::from_secs(1),
             targets: pairs,

@@ -23,7 +23,11 @@ pub(crate) enum BatchState {
     Trained(Step),
 }
 
-const VALUE_BITS: u32 = 60;
+/// Kind 4 bits | returns 8 bits | value 52 bits.
+const KIND_SHIFT: u32 = 60;
+const RETURNS_SHIFT: u32 = 52;
+const RETURNS: u64 = 0xFF << RETURNS_SHIFT;
+const VALUE: u64 = (1 << RETURNS_SHIFT) - 1;
 
 impl BatchState {
     /// Index into the counters.
@@ -41,15 +45,15 @@ impl BatchState {
         let value = match self {
             BatchState::Pending | BatchState::Ready => 0,
             BatchState::Claimed(code) | BatchState::Held(code) => u64::from(code),
-            BatchState::Trained(step) => step.0 & ((1 << VALUE_BITS) - 1),
+            BatchState::Trained(step) => step.0 & VALUE,
         };
-        (self.kind() as u64) << VALUE_BITS | value
+        (self.kind() as u64) << KIND_SHIFT | value
     }
 
     /// An all-zero ledger is PENDING throughout.
     pub(crate) fn unpack(bits: u64) -> BatchState {
-        let value = bits & ((1 << VALUE_BITS) - 1);
-        match bits >> VALUE_BITS {
+        let value = bits & VALUE;
+        match bits >> KIND_SHIFT {
             1 => BatchState::Claimed(value as u8),
             2 => BatchState::Ready,
             3 => BatchState::Held(value as u8),
@@ -81,9 +85,9 @@ impl<'a> Ledger<'a> {
 
     pub(crate) fn set(self, batch: BatchId, state: BatchState) {
         let word = &self.words[batch.0 as usize];
-        let old = BatchState::unpack(word.load(Ordering::Relaxed));
-        word.store(state.pack(), Ordering::Relaxed);
-        self.add(old, -1);
+        let old = word.load(Ordering::Relaxed);
+        word.store(state.pack() | old & RETURNS, Ordering::Relaxed);
+        self.add(BatchState::unpack(old), -1);
         self.add(state, 1);
         if state == BatchState::Pending && batch.0 < self.control.pending_floor.load(Ordering::Relaxed) {
             self.control.pending_floor.store(batch.0, Ordering::Relaxed);
@@ -93,6 +97,21 @@ impl<'a> Ledger<'a> {
     fn add(self, state: BatchState, delta: i64) {
         let count = &self.control.ledger_counts[state.kind()];
         count.store(count.load(Ordering::Relaxed).wrapping_add_signed(delta), Ordering::Relaxed);
+    }
+
+    /// How often the batch was in a drafter's hands without being trained; 255 stands for more.
+    pub(crate) fn returns(self, batch: BatchId) -> u8 {
+        (self.words[batch.0 as usize].load(Ordering::Relaxed) >> RETURNS_SHIFT) as u8
+    }
+
+    /// Counts one more return. Comes before the step that makes the batch available again: a death in between marks
+    /// one too many, never one too few.
+    pub(crate) fn mark_return(self, batch: BatchId) {
+        let word = &self.words[batch.0 as usize];
+        let old = word.load(Ordering::Relaxed);
+        if old & RETURNS != RETURNS {
+            word.store(old + (1 << RETURNS_SHIFT), Ordering::Relaxed);
+        }
     }
 
     /// Batches in the states Pending, Claimed, Ready, Held, Trained.

@@ -50,6 +50,8 @@ impl Holder {
 pub(crate) trait Peers {
     /// Whether that incarnation of a participant lives.
     fn lives(&self, holder: Holder) -> bool;
+    /// The time in nanoseconds, for statistics.
+    fn now(&self) -> u64;
     /// Sleeps for a short while unless `word` no longer holds `seen`.
     fn sleep(&self, word: &AtomicU32, seen: u32);
     /// Wakes one sleeper of `word`.

@@ -2,7 +2,7 @@
 
 use super::Ring;
 use super::word::SlotState;
-use crate::ids::SlotIndex;
+use crate::ids::{BatchId, SlotIndex};
 use crate::sync::Ordering;
 
 /// What was decided when the queue was made.
@@ -10,6 +10,10 @@ use crate::sync::Ordering;
 pub(crate) struct Rules {
     pub(crate) min_ready: u64,
     pub(crate) strict: bool,
+    /// Once open, the gate stays open until nothing is READY.
+    pub(crate) latch: bool,
+    /// Targets that share the slots.
+    pub(crate) targets: u32,
     pub(crate) max_age_ns: u64,
 }
 
@@ -25,11 +29,11 @@ pub(crate) enum Gate {
 }
 
 impl Gate {
-    /// By the ledger's counts (Pending, Claimed, Ready, Held, Trained).
-    pub(crate) fn of([pending, claimed, ready, ..]: [u64; 5], rules: &Rules) -> Gate {
+    /// By the ledger's counts (Pending, Claimed, Ready, Held, Trained), and whether it was latched open.
+    pub(crate) fn of([pending, claimed, ready, ..]: [u64; 5], rules: &Rules, latched: bool) -> Gate {
         if pending + claimed == 0 {
             Gate::Draining
-        } else if ready >= rules.min_ready {
+        } else if ready >= rules.min_ready || (rules.latch && latched && ready > 0) {
             Gate::Open
         } else {
             Gate::Closed { ready, needed: rules.min_ready }
@@ -70,10 +74,25 @@ fn candidate(ring: &Ring<'_>, slot: SlotIndex) -> Candidate {
 /// The lowest READY id, unless a lower one is still on its way.
 fn next_in_order(ring: &Ring<'_>) -> Option<SlotIndex> {
     let slot = ring.in_state(SlotState::Ready).min_by_key(|slot| ring.batch(*slot))?;
-    let batch = ring.batch(slot);
-    let written_before = ring.in_state(SlotState::Writing).any(|slot| ring.batch(slot) < batch);
-    let pending_before = ring.ledger.lowest_pending().is_some_and(|pending| pending < batch);
-    (!written_before && !pending_before).then_some(slot)
+    (ring.batch(slot) < first_on_its_way(ring)).then_some(slot)
+}
+
+/// The lowest id that is pending or being written.
+fn first_on_its_way(ring: &Ring<'_>) -> BatchId {
+    let written = ring.in_state(SlotState::Writing).map(|slot| ring.batch(slot)).min();
+    let pending = ring.ledger.lowest_pending();
+    written.into_iter().chain(pending).min().unwrap_or(BatchId(u64::MAX))
+}
+
+/// How many READY batches could be popped one after the other now.
+pub(super) fn available(ring: &Ring<'_>) -> u64 {
+    let limit = if ring.rules.strict { first_on_its_way(ring) } else { BatchId(u64::MAX) };
+    ring.in_state(SlotState::Ready).filter(|slot| ring.batch(*slot) < limit).count() as u64
+}
+
+/// The slots that one target may fill while another waits for one.
+pub(super) fn share(capacity: usize, targets: u32) -> usize {
+    capacity.div_ceil(targets.max(1) as usize)
 }
 
 /// The one that waited longer than `max_age_ns`, if any; else the oldest of a bucket drawn by its share of what is
@@ -105,11 +124,15 @@ mod tests {
 
     #[test]
     fn the_gate_opens_on_enough_or_on_the_end() {
-        let rules = Rules { min_ready: 3, strict: false, max_age_ns: 0 };
-        assert_eq!(Gate::of([5, 1, 2, 0, 0], &rules), Gate::Closed { ready: 2, needed: 3 });
-        assert_eq!(Gate::of([0, 1, 2, 0, 0], &rules), Gate::Closed { ready: 2, needed: 3 });
-        assert_eq!(Gate::of([5, 1, 3, 0, 0], &rules), Gate::Open);
-        assert_eq!(Gate::of([0, 0, 2, 4, 9], &rules), Gate::Draining);
+        let rules = Rules { min_ready: 3, strict: false, latch: false, targets: 1, max_age_ns: 0 };
+        assert_eq!(Gate::of([5, 1, 2, 0, 0], &rules, true), Gate::Closed { ready: 2, needed: 3 });
+        assert_eq!(Gate::of([0, 1, 2, 0, 0], &rules, true), Gate::Closed { ready: 2, needed: 3 });
+        assert_eq!(Gate::of([5, 1, 3, 0, 0], &rules, true), Gate::Open);
+        assert_eq!(Gate::of([0, 0, 2, 4, 9], &rules, true), Gate::Draining);
+        let latch = Rules { latch: true, ..rules };
+        assert_eq!(Gate::of([5, 1, 2, 0, 0], &latch, false), Gate::Closed { ready: 2, needed: 3 });
+        assert_eq!(Gate::of([5, 1, 1, 0, 0], &latch, true), Gate::Open);
+        assert_eq!(Gate::of([5, 1, 0, 0, 0], &latch, true), Gate::Closed { ready: 0, needed: 3 });
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::ledger::BatchState;
 use super::lock::{Holder, Peers};
+use super::statistics::{About, Deed};
 use super::word::{SlotState, Word};
 use super::{Hold, Locked, add};
 use crate::ids::{BatchId, SlotIndex, Step};
@@ -32,7 +33,7 @@ impl<P: Peers> Locked<'_, P> {
                 ledger.set(batch, carried_state(word));
                 carried.push(batch);
             } else if word.state == SlotState::Ready {
-                self.commit(slot, word.given_back(SlotState::Free), 0);
+                self.free_undelivered(Hold { slot, word, batch }, self.peers.now());
             }
         }
         carried.sort_unstable();
@@ -43,6 +44,7 @@ impl<P: Peers> Locked<'_, P> {
             }
         }
         ledger.recount();
+        self.settle_gate();
         self.ring_ready.set(true);
         self.ring_space.set(true);
     }
@@ -61,9 +63,11 @@ impl<P: Peers> Locked<'_, P> {
             }
         }
         for batch in ledger.ids().filter(|batch| ledger.get(*batch) == BatchState::Held(code)) {
+            ledger.mark_return(batch);
             ledger.set(batch, BatchState::Pending);
             reclaimed.forgotten += 1;
         }
+        ring.note(Deed::Reclaim, code, About::default(), now);
         add(&ring.control.reclaimed, reclaimed.unfinished + reclaimed.returned);
         self.ring_ready.set(true);
         self.ring_space.set(true);
@@ -82,6 +86,7 @@ impl<P: Peers> Locked<'_, P> {
                 (true, BatchState::Trained(_)) => {}
                 (true, _) => ledger.set(batch, BatchState::Trained(Step(0))),
                 (false, BatchState::Trained(_) | BatchState::Held(_)) => {
+                    ledger.mark_return(batch);
                     ledger.set(batch, reader(batch).map_or(BatchState::Pending, BatchState::Held));
                 }
                 (false, _) => {}
@@ -89,9 +94,10 @@ impl<P: Peers> Locked<'_, P> {
         }
         for slot in ring.in_state(SlotState::Ready) {
             if self.is_trained(ring.batch(slot)) {
-                self.commit(slot, ring.word(slot).given_back(SlotState::Free), now);
+                self.free_undelivered(Hold { slot, word: ring.word(slot), batch: ring.batch(slot) }, now);
             }
         }
+        ring.note(Deed::Rewind, self.me.code, About::default(), now);
         self.ring_ready.set(true);
         self.ring_space.set(true);
     }

@@ -1,21 +1,24 @@
 //! What the queue looks like, read without the lock and without writing a byte; of a living run or a dead one.
 
+mod details;
 mod view;
 
+use std::fs;
 use std::time::Duration;
 
 use crate::ids::Role;
 use crate::queue::activity::{Gauge, Phase};
 use crate::queue::header::{self, Facts, HeaderError};
 use crate::queue::place::{now, participants, ring};
-use crate::queue::ring::Ring;
 use crate::queue::ring::layout::{Bucket, Participant};
 use crate::queue::ring::lock::Holder;
 use crate::queue::ring::policy::Gate;
 use crate::queue::ring::word::SlotState;
+use crate::queue::ring::{Blocked, Ring};
 use crate::shm::{CREATOR_BYTE, Mapped, ReadOnly};
 use crate::sync::{Ordering, fence};
-pub use view::{BatchCounts, BucketView, GateView, LockView, ParticipantView, SlotCounts, Snapshot};
+pub use details::{CheckView, Details, EventView, SlotView};
+pub use view::{BatchCounts, BucketView, GateView, Histogram, LockView, ParticipantView, SlotCounts, Snapshot};
 
 /// Reads are repeated this often before the snapshot is called inconsistent.
 const ATTEMPTS: u32 = 100;
@@ -39,24 +42,14 @@ impl Snapshot {
 
     /// Repeats the reading until no change fell into it.
     pub(super) fn of(memory: &impl Mapped, name: &str, facts: &Facts, is_present: &dyn Fn(u8) -> bool) -> Snapshot {
-        let sequence = &ring(memory, facts).control.lock.sequence;
         let present = Presences {
             launcher: is_present(CREATOR_BYTE),
             participants: (1..=facts.geometry.sizes.participants as u8).map(is_present).collect(),
         };
-        let mut attempt = 1;
-        loop {
-            // SEQUENCE: Acquire, paired with the Release store of `Locked::drop`.
-            let before = sequence.load(Ordering::Acquire);
-            let mut snapshot = Snapshot::collect(memory, name, facts, &present);
-            // SEQUENCE: paired with the Release fence of `Ring::lock`.
-            fence(Ordering::Acquire);
-            snapshot.consistent = before.is_multiple_of(2) && sequence.load(Ordering::Relaxed) == before;
-            if snapshot.consistent || attempt == ATTEMPTS {
-                return snapshot;
-            }
-            attempt += 1;
-        }
+        let collect = || Snapshot::collect(memory, name, facts, &present);
+        let (mut snapshot, consistent) = consistently(&ring(memory, facts), collect);
+        snapshot.consistent = consistent;
+        snapshot
     }
 
     fn collect(memory: &impl Mapped, name: &str, facts: &Facts, present: &Presences) -> Snapshot {
@@ -87,6 +80,24 @@ impl Snapshot {
     }
 }
 
+/// Reads again and again until no change fell into the reading; false if that never happened.
+fn consistently<T>(ring: &Ring<'_>, collect: impl Fn() -> T) -> (T, bool) {
+    let sequence = &ring.control.lock.sequence;
+    let mut attempt = 1;
+    loop {
+        // SEQUENCE: Acquire, paired with the Release store of `Locked::drop`.
+        let before = sequence.load(Ordering::Acquire);
+        let collected = collect();
+        // SEQUENCE: paired with the Release fence of `Ring::lock`.
+        fence(Ordering::Acquire);
+        let consistent = before.is_multiple_of(2) && sequence.load(Ordering::Relaxed) == before;
+        if consistent || attempt == ATTEMPTS {
+            return (collected, consistent);
+        }
+        attempt += 1;
+    }
+}
+
 fn slots(ring: &Ring<'_>) -> SlotCounts {
     let count = |state| ring.slots_in(state) as u32;
     SlotCounts {
@@ -110,6 +121,10 @@ fn buckets(ring: &Ring<'_>) -> Vec<BucketView> {
         produced: bucket.produced.load(Ordering::Relaxed),
         consumed: bucket.consumed.load(Ordering::Relaxed),
         redelivered: bucket.redelivered.load(Ordering::Relaxed),
+        dropped: bucket.dropped.load(Ordering::Relaxed),
+        waited: Histogram::of(&ring.tallies[number].waited),
+        aged: Histogram::of(&ring.tallies[number].aged),
+        held: Histogram::of(&ring.tallies[number].held),
     };
     ring.buckets.iter().enumerate().map(view).collect()
 }
@@ -119,17 +134,14 @@ fn participant(code: u8, record: &Participant, facts: &Facts, alive: bool) -> Op
     let pid = record.pid.load(Ordering::Relaxed);
     let now = now();
     let since = |then: u64| Duration::from_nanos(now.saturating_sub(then)).as_secs_f64();
-    let waits_for = match record.waits_for.load(Ordering::Relaxed) {
-        1 => Some("a free slot"),
-        2 => Some("a batch"),
-        _ => None,
-    };
+    let waits_for = Blocked::in_words(record.waits_for.load(Ordering::Relaxed));
     let gauge = |gauge: &Gauge| (*gauge, f64::from_bits(record.gauges[*gauge as usize].load(Ordering::Relaxed)));
     Some(ParticipantView {
         role,
         rank,
         pid: (pid != 0).then_some(pid),
         alive,
+        stopped: alive && is_stopped(pid),
         incarnation: record.epoch.load(Ordering::Relaxed),
         phase: Phase::from_number(record.phase.load(Ordering::Relaxed)),
         phase_s: if pid == 0 { 0.0 } else { since(record.phase_since_ns.load(Ordering::Relaxed)) },
@@ -138,6 +150,12 @@ fn participant(code: u8, record: &Participant, facts: &Facts, alive: bool) -> Op
         batches: record.batches.load(Ordering::Relaxed),
         gauges: Gauge::ALL.iter().map(gauge).collect(),
     })
+}
+
+/// Whether the kernel has the process stopped, as by SIGSTOP or a debugger: alive, but nothing moves.
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 fn gate(ring: &Ring<'_>, participants: &[ParticipantView]) -> GateView {
@@ -163,6 +181,7 @@ fn who(participants: &[ParticipantView]) -> String {
         .iter()
         .filter(|one| one.role == Role::Target && one.alive)
         .map(|one| match one.waits_for {
+            _ if one.stopped => format!("target {} is stopped", one.rank),
             Some(what) => format!("target {} waits for {what} ({:.1} s)", one.rank, one.waits_s),
             None => format!("target {}: {:?} ({:.1} s)", one.rank, one.phase, one.phase_s).to_lowercase(),
         })

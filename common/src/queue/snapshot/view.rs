@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::ids::{Rank, Role};
 use crate::queue::activity::{Gauge, Phase};
+use crate::sync::{AtomicU64, Ordering};
 
 /// The queue at one moment.
 #[derive(Clone, Debug, Serialize)]
@@ -84,7 +85,7 @@ pub struct BatchCounts {
 }
 
 /// One length bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BucketView {
     /// Rows have this many tokens at most.
     pub bound: u32,
@@ -98,6 +99,49 @@ pub struct BucketView {
     pub consumed: u64,
     /// Batches that came back from a drafter.
     pub redelivered: u64,
+    /// Batches whose slot was freed before a drafter had them: set back to pending, or trained already.
+    pub dropped: u64,
+    /// How long their targets waited for a slot.
+    pub waited: Histogram,
+    /// How long they were ready before a drafter had them.
+    pub aged: Histogram,
+    /// How long drafters held their slots.
+    pub held: Histogram,
+}
+
+/// Durations, counted by powers of two.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Histogram {
+    /// Bin 0 counts those below a microsecond, bin `i` those below `2^i` microseconds and not in the bin before.
+    pub bins: Vec<u64>,
+}
+
+impl Histogram {
+    pub(super) fn of(bins: &[AtomicU64]) -> Histogram {
+        let mut bins: Vec<u64> = bins.iter().map(|bin| bin.load(Ordering::Relaxed)).collect();
+        bins.truncate(bins.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
+        Histogram { bins }
+    }
+
+    /// The time, in microseconds, below which that share of the durations lies: the upper end of its bin. None if
+    /// nothing was counted.
+    pub fn quantile(&self, share: f64) -> Option<u64> {
+        let total: u64 = self.bins.iter().sum();
+        let rank = (share * total as f64).ceil().max(1.0) as u64;
+        let mut below = 0;
+        let bin = self.bins.iter().position(|count| {
+            below += count;
+            below >= rank
+        })?;
+        Some(1 << bin)
+    }
+
+    /// Both together.
+    pub fn merged(&self, other: &Histogram) -> Histogram {
+        let at = |bins: &[u64], place: usize| bins.get(place).copied().unwrap_or(0);
+        let len = self.bins.len().max(other.bins.len());
+        Histogram { bins: (0..len).map(|place| at(&self.bins, place) + at(&other.bins, place)).collect() }
+    }
 }
 
 /// One worker.
@@ -111,6 +155,8 @@ pub struct ParticipantView {
     pub pid: Option<u32>,
     /// Whether that process lives.
     pub alive: bool,
+    /// Whether the kernel has it stopped (SIGSTOP, a debugger): nothing is taken from it, and it does not move.
+    pub stopped: bool,
     /// How often the place was taken: 1 plus its restarts.
     pub incarnation: u32,
     /// What it is doing.
@@ -134,4 +180,18 @@ pub struct LockView {
     pub held_by: Option<String>,
     /// How often it was taken over from the dead.
     pub steals: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_the_upper_ends_of_their_bins() {
+        let histogram = Histogram { bins: vec![0, 0, 98, 0, 1, 0, 1] };
+        let quantiles = [0.5, 0.98, 0.99, 1.0].map(|share| histogram.quantile(share));
+        assert_eq!(quantiles, [Some(4), Some(4), Some(16), Some(64)]);
+        assert_eq!(Histogram::default().quantile(0.5), None);
+        assert_eq!(histogram.merged(&Histogram { bins: vec![1] }).bins, [1, 0, 98, 0, 1, 0, 1]);
+    }
 }

@@ -10,6 +10,7 @@ use super::lock::{Holder, Peers};
 use super::policy::Rules;
 use super::word::SlotState;
 use super::*;
+use crate::ids::Step;
 use crate::sync::AtomicU32;
 
 /// A world in which participants die when told to, and nobody ever has to sleep for long.
@@ -22,6 +23,9 @@ impl Peers for World {
     fn lives(&self, holder: Holder) -> bool {
         !self.dead.borrow().contains(&holder.code)
     }
+    fn now(&self) -> u64 {
+        0
+    }
     fn sleep(&self, _: &AtomicU32, _: u32) {}
     fn wake_one(&self, _: &AtomicU32) {}
     fn wake_all(&self, _: &AtomicU32) {}
@@ -31,6 +35,8 @@ impl Peers for World {
 struct Memory {
     control: Control,
     buckets: Vec<Bucket>,
+    events: Vec<Event>,
+    participants: Vec<Participant>,
     slots: Vec<Slot>,
     words: Vec<AtomicU64>,
     rules: Rules,
@@ -41,9 +47,11 @@ impl Memory {
         let memory = Memory {
             control: Control::default(),
             buckets: (0..2).map(|_| Bucket::default()).collect(),
+            events: (0..4).map(|_| Event::default()).collect(),
+            participants: (0..4).map(|_| Participant::default()).collect(),
             slots: (0..capacity).map(|_| Slot::default()).collect(),
             words: (0..batches).map(|_| AtomicU64::new(0)).collect(),
-            rules: Rules { min_ready, strict, max_age_ns: u64::MAX },
+            rules: Rules { min_ready, strict, latch: false, targets: 2, max_age_ns: u64::MAX },
         };
         memory.control.lottery.store(1, Ordering::Relaxed);
         memory.ring().ledger.recount();
@@ -52,7 +60,16 @@ impl Memory {
 
     fn ring(&self) -> Ring<'_> {
         let ledger = Ledger::new(&self.words, &self.control);
-        Ring { control: &self.control, buckets: &self.buckets, slots: &self.slots, ledger, rules: self.rules }
+        Ring {
+            control: &self.control,
+            buckets: &self.buckets,
+            tallies: &[],
+            events: &self.events,
+            participants: &self.participants,
+            slots: &self.slots,
+            ledger,
+            rules: self.rules,
+        }
     }
 
     fn lock<'a>(&'a self, code: u8, world: &'a World) -> Locked<'a, World> {
@@ -73,32 +90,7 @@ fn got(asked: Asked) -> Hold {
 
 /// What must hold whenever nobody is inside the lock.
 fn check(ring: &Ring<'_>) {
-    let ledger = ring.ledger;
-    let mut counts = [0; 5];
-    let mut carried = vec![None; ledger.len() as usize];
-    for slot in (0..ring.slots.len() as u32).map(SlotIndex) {
-        let word = ring.word(slot);
-        if word.state != SlotState::Free {
-            let place = &mut carried[ring.batch(slot).0 as usize];
-            assert!(place.is_none(), "{:?} is in two slots", ring.batch(slot));
-            *place = Some(word);
-        }
-    }
-    for batch in ledger.ids() {
-        let (state, word) = (ledger.get(batch), carried[batch.0 as usize]);
-        counts[state.kind()] += 1;
-        let owner = word.map(|word| (word.state, Holder::code_of(word.owner)));
-        match state {
-            BatchState::Pending => assert_eq!(owner, None, "{batch:?}"),
-            BatchState::Claimed(code) => assert_eq!(owner, Some((SlotState::Writing, code)), "{batch:?}"),
-            BatchState::Ready => assert_eq!(owner, Some((SlotState::Ready, 0)), "{batch:?}"),
-            BatchState::Held(code) => assert!(owner.is_none_or(|o| o == (SlotState::Reading, code)), "{batch:?}"),
-            BatchState::Trained(_) => assert!(owner.is_none_or(|(state, _)| state != SlotState::Ready), "{batch:?}"),
-        }
-    }
-    assert_eq!(counts, ledger.counts());
-    let floor = ring.control.pending_floor.load(Ordering::Relaxed);
-    assert!((0..floor).all(|id| ledger.get(BatchId(id)) != BatchState::Pending));
+    assert_eq!(audit::audit(ring), [""; 0]);
     assert!(ring.control.lock.sequence.load(Ordering::Relaxed).is_multiple_of(2));
     assert_eq!(ring.control.lock.word.load(Ordering::Relaxed), 0);
 }
@@ -106,32 +98,32 @@ fn check(ring: &Ring<'_>) {
 #[test]
 fn a_batch_goes_round_and_both_sides_see_the_end() {
     let (memory, world) = (Memory::new(2, 2, 2, false), World::default());
-    let first = got(memory.lock(TARGET, &world).claim(0));
+    let first = got(memory.lock(TARGET, &world).claim(0, 0));
     memory.lock(TARGET, &world).publish(first, 0, 0).unwrap();
     let blocked = memory.lock(DRAFTER, &world).pop(None, 0);
     assert_eq!(blocked, Asked::Blocked(Blocked::Gate { ready: 1, needed: 2 }));
-    let second = got(memory.lock(TARGET, &world).claim(0));
-    assert_eq!(memory.lock(TARGET, &world).claim(0), Asked::Blocked(Blocked::NothingPending));
+    let second = got(memory.lock(TARGET, &world).claim(0, 0));
+    assert_eq!(memory.lock(TARGET, &world).claim(0, 0), Asked::Blocked(Blocked::NothingPending));
     memory.lock(TARGET, &world).publish(second, 1, 0).unwrap();
     for _ in 0..2 {
         let hold = got(memory.lock(DRAFTER, &world).pop(None, 0));
         memory.lock(DRAFTER, &world).release(hold, 0).unwrap();
-        assert_eq!(memory.lock(TARGET, &world).claim(0), Asked::Blocked(Blocked::NothingPending), "not yet trained");
+        assert_eq!(memory.lock(TARGET, &world).claim(0, 0), Asked::Blocked(Blocked::NothingPending), "not yet trained");
         memory.lock(DRAFTER, &world).trained(&[hold.batch], Step(1)).unwrap();
     }
     assert_eq!(memory.lock(DRAFTER, &world).pop(None, 0), Asked::Finished);
-    assert_eq!(memory.lock(TARGET, &world).claim(0), Asked::Finished);
+    assert_eq!(memory.lock(TARGET, &world).claim(0, 0), Asked::Finished);
     check(&memory.ring());
 }
 
 #[test]
 fn a_stale_owner_moves_nothing() {
     let (memory, world) = (Memory::new(1, 3, 1, false), World::default());
-    let stale = got(memory.lock(TARGET, &world).claim(0));
+    let stale = got(memory.lock(TARGET, &world).claim(0, 0));
     memory.lock(Holder::LAUNCHER, &world).reclaim(TARGET, 0);
     assert_eq!(memory.lock(TARGET, &world).publish(stale, 0, 0), Err(Lost));
     // The same batch in the same slot in the same hands, but another round.
-    let fresh = got(memory.lock(TARGET, &world).claim(0));
+    let fresh = got(memory.lock(TARGET, &world).claim(0, 0));
     assert_eq!((fresh.batch, fresh.slot), (stale.batch, stale.slot));
     assert_eq!(memory.lock(TARGET, &world).abort(stale, 0), Err(Lost));
     memory.lock(TARGET, &world).publish(fresh, 0, 0).unwrap();
@@ -145,7 +137,7 @@ fn a_stale_owner_moves_nothing() {
 #[test]
 fn strict_goes_in_order_and_evicts_rather_than_deadlocks() {
     let (memory, world) = (Memory::new(2, 4, 1, true), World::default());
-    let holds = [0, 1].map(|_| got(memory.lock(TARGET, &world).claim(0)));
+    let holds = [0, 1].map(|_| got(memory.lock(TARGET, &world).claim(0, 0)));
     memory.lock(TARGET, &world).publish(holds[1], 0, 0).unwrap();
     let early = memory.lock(DRAFTER, &world).pop(None, 0);
     assert!(matches!(early, Asked::Blocked(Blocked::NotThisOne(_))), "0 is still being written: {early:?}");
@@ -154,10 +146,10 @@ fn strict_goes_in_order_and_evicts_rather_than_deadlocks() {
     assert_eq!(first.batch, BatchId(0));
     memory.lock(DRAFTER, &world).release(first, 0).unwrap();
     // Both slots hold later batches, and the drafter dies with batch 0: without an eviction nobody could move.
-    let third = got(memory.lock(TARGET, &world).claim(0));
+    let third = got(memory.lock(TARGET, &world).claim(0, 0));
     memory.lock(TARGET, &world).publish(third, 0, 0).unwrap();
     memory.lock(Holder::LAUNCHER, &world).reclaim(DRAFTER, 0);
-    let again = got(memory.lock(TARGET, &world).claim(0));
+    let again = got(memory.lock(TARGET, &world).claim(0, 0));
     assert_eq!(again.batch, BatchId(0));
     assert_eq!(memory.ring().ledger.get(BatchId(2)), BatchState::Pending, "the highest one made room");
     assert_eq!(memory.ring().ledger.get(BatchId(1)), BatchState::Ready);
@@ -169,7 +161,7 @@ fn a_rewind_makes_the_trained_set_exactly_the_given_one() {
     let (memory, world) = (Memory::new(4, 6, 1, false), World::default());
     let launcher = || memory.lock(Holder::LAUNCHER, &world);
     for _ in 0..4 {
-        let hold = got(memory.lock(TARGET, &world).claim(0));
+        let hold = got(memory.lock(TARGET, &world).claim(0, 0));
         memory.lock(TARGET, &world).publish(hold, 0, 0).unwrap();
     }
     for id in [0, 1, 2] {
@@ -178,7 +170,7 @@ fn a_rewind_makes_the_trained_set_exactly_the_given_one() {
     }
     memory.lock(DRAFTER, &world).trained(&[BatchId(0), BatchId(1)], Step(7)).unwrap();
     launcher().reclaim(DRAFTER, 0);
-    let writing = got(memory.lock(TARGET, &world).claim(0));
+    let writing = got(memory.lock(TARGET, &world).claim(0, 0));
     assert_eq!(writing.batch, BatchId(2));
     launcher().rewind(&[(0, 1), (2, 4)], 0);
     assert_eq!(memory.ring().ledger.trained_ranges(), [(0, 1), (2, 4)]);
@@ -192,6 +184,7 @@ fn a_rewind_makes_the_trained_set_exactly_the_given_one() {
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Claim(u8),
+    PopGroup(u8),
     Settle(u8, bool),
     Pop(u8),
     Return(u8, bool),
@@ -207,6 +200,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         4 => target.clone().prop_map(Move::Claim),
         4 => (target, any::<bool>()).prop_map(|(code, publish)| Move::Settle(code, publish)),
         4 => drafter.clone().prop_map(Move::Pop),
+        2 => drafter.clone().prop_map(Move::PopGroup),
         4 => (drafter.clone(), any::<bool>()).prop_map(|(code, release)| Move::Return(code, release)),
         3 => drafter.prop_map(Move::Train),
         1 => (1u8..5).prop_map(Move::Die),
@@ -230,13 +224,19 @@ impl Walk<'_> {
     }
 
     fn step(&mut self, step: Move) {
+        if let Move::PopGroup(code) = step {
+            if let Asked::Got(holds) = self.memory.lock(code, &self.world).pop_group(2, 0) {
+                self.holds.extend(holds.into_iter().map(|hold| (code, hold)));
+            }
+            return;
+        }
         let (Move::Claim(code) | Move::Settle(code, _) | Move::Pop(code) | Move::Return(code, _)) = step else {
             return self.upheaval(step);
         };
         let taken = if matches!(step, Move::Settle(..) | Move::Return(..)) { self.take(code) } else { None };
         let locked = self.memory.lock(code, &self.world);
         let asked = match (step, taken) {
-            (Move::Claim(_), _) => locked.claim(0),
+            (Move::Claim(_), _) => locked.claim(0, 0),
             (Move::Pop(_), _) => locked.pop(None, 0),
             (Move::Settle(_, true), Some(hold)) => return locked.publish(hold, u32::from(code) % 2, 0).unwrap(),
             (Move::Settle(..), Some(hold)) => return locked.abort(hold, 0).unwrap(),
@@ -301,7 +301,7 @@ impl Walk<'_> {
             }
         }
         assert_eq!(self.memory.ring().ledger.trained_ranges(), [(0, self.memory.ring().ledger.len())]);
-        assert_eq!(self.memory.lock(1, &self.world).claim(0), Asked::Finished);
+        assert_eq!(self.memory.lock(1, &self.world).claim(0, 0), Asked::Finished);
         assert_eq!(self.memory.lock(3, &self.world).pop(None, 0), Asked::Finished);
     }
 }

@@ -1,6 +1,6 @@
 //! Where the parts of a control segment start: plain arithmetic over its sizes.
 
-use super::layout::{Bucket, Control, Header, Participant, ROWS_HEADER_BYTES, Slot};
+use super::{Bucket, Control, Event, Header, NUM_EVENTS, Participant, ROWS_HEADER_BYTES, Slot, Tally};
 
 /// The sizes a segment is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) struct Geometry {
     pub(crate) control: usize,
     pub(crate) participants: usize,
     pub(crate) buckets: usize,
+    pub(crate) tallies: usize,
+    pub(crate) events: usize,
     pub(crate) slots: usize,
     pub(crate) ledger: usize,
     pub(crate) rows: usize,
@@ -48,12 +50,26 @@ impl Geometry {
         let control = cursor.take(1, size_of::<Control>());
         let participants = cursor.take(sizes.participants as usize, size_of::<Participant>());
         let buckets = cursor.take(sizes.buckets as usize, size_of::<Bucket>());
+        let tallies = cursor.take(sizes.buckets as usize, size_of::<Tally>());
+        let events = cursor.take(NUM_EVENTS, size_of::<Event>());
         let slots = cursor.take(sizes.capacity as usize, size_of::<Slot>());
         let ledger = cursor.take(usize::try_from(sizes.total_batches).ok()?, size_of::<u64>());
         let rows_stride = rows_bytes(&sizes)?.checked_next_multiple_of(128)?;
         let rows = cursor.take(sizes.capacity as usize, rows_stride);
         let total = cursor.0.filter(|total| *total <= isize::MAX as usize)?;
-        Some(Geometry { sizes, control, participants, buckets, slots, ledger, rows, rows_stride, total })
+        Some(Geometry {
+            sizes,
+            control,
+            participants,
+            buckets,
+            tallies,
+            events,
+            slots,
+            ledger,
+            rows,
+            rows_stride,
+            total,
+        })
     }
 }
 
@@ -95,6 +111,8 @@ mod tests {
                 (made.control, size_of::<Control>()),
                 (made.participants, sizes.participants as usize * size_of::<Participant>()),
                 (made.buckets, sizes.buckets as usize * size_of::<Bucket>()),
+                (made.tallies, sizes.buckets as usize * size_of::<Tally>()),
+                (made.events, NUM_EVENTS * size_of::<Event>()),
                 (made.slots, sizes.capacity as usize * size_of::<Slot>()),
                 (made.ledger, sizes.total_batches as usize * size_of::<u64>()),
                 (made.rows, sizes.capacity as usize * made.rows_stride),

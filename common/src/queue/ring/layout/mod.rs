@@ -5,6 +5,8 @@
 
 #![expect(unsafe_code, reason = "promises that the structs below may live in shared memory")]
 
+pub(crate) mod geometry;
+
 use crate::shm::Shared;
 use crate::sync::{AtomicU32, AtomicU64};
 
@@ -20,6 +22,10 @@ pub(crate) const READY: u32 = 2;
 pub(crate) const NUM_GAUGES: usize = 9;
 /// Length of a run id at most, in bytes.
 pub(crate) const RUN_ID_BYTES: usize = 64;
+/// Bins of a histogram; the last one takes everything from 2^30 microseconds (18 minutes) on.
+pub(crate) const HISTOGRAM_BINS: usize = 32;
+/// Events kept.
+pub(crate) const NUM_EVENTS: usize = 1024;
 /// Bytes of a slot's host part that hold the encoded header of its rows.
 pub(crate) const ROWS_HEADER_BYTES: usize = 256;
 
@@ -99,6 +105,8 @@ shared_struct! {
         min_ready: AtomicU32,
         /// 0 `mixed`, 1 `strict`.
         policy: AtomicU32,
+        /// 0 `level`, 1 `latch`.
+        gate: AtomicU32,
         /// A READY batch older than this goes first, in nanoseconds.
         max_age_ns: AtomicU64,
         /// Batches of the run.
@@ -152,6 +160,10 @@ shared_struct! {
         pending_floor: AtomicU64,
         /// Slots taken back from dead participants.
         reclaimed: AtomicU64,
+        /// The next event's number.
+        next_event: AtomicU64,
+        /// Under `latch`: 1 from the gate's opening until nothing is READY.
+        latched: AtomicU32,
     }
 }
 
@@ -164,7 +176,7 @@ shared_struct! {
         pid: AtomicU32,
         /// What it is doing: [`crate::queue::Phase`].
         phase: AtomicU32,
-        /// What it waits for: 0 nothing, 1 a slot, 2 a batch.
+        /// What it waits for: 0 nothing, else [`super::Blocked::code`] or [`super::Blocked::LOCK_CODE`].
         waits_for: AtomicU32,
         /// Since when it does that, on the monotonic clock.
         phase_since_ns: AtomicU64,
@@ -190,6 +202,32 @@ shared_struct! {
         consumed: AtomicU64,
         /// Batches that went back from a drafter to READY.
         redelivered: AtomicU64,
+        /// Batches whose slot was freed before a drafter had them.
+        dropped: AtomicU64,
+    }
+}
+
+shared_struct! {
+    /// One length bucket's histograms over log2 of microseconds. Written under the lock.
+    Tally, align 128 {
+        /// How long its batches' targets waited for a slot.
+        waited: [AtomicU64; HISTOGRAM_BINS],
+        /// How long its batches were READY before they were popped.
+        aged: [AtomicU64; HISTOGRAM_BINS],
+        /// How long drafters held their slots.
+        held: [AtomicU64; HISTOGRAM_BINS],
+    }
+}
+
+shared_struct! {
+    /// One event. Written under the lock.
+    Event, align 32 {
+        /// When, on the monotonic clock.
+        at_ns: AtomicU64,
+        /// Deed 16 bits | holder code 16 bits | slot 32 bits.
+        what: AtomicU64,
+        /// Which batch.
+        batch: AtomicU64,
     }
 }
 
@@ -204,21 +242,22 @@ shared_struct! {
         ticket: AtomicU64,
         /// Its length bucket; READY and READING.
         bucket: AtomicU32,
-        /// How often it came back from a drafter; READY and READING.
-        returns: AtomicU32,
         /// Bytes of the encoded rows header; READY and READING. Written by the slot's owner.
         header_len: AtomicU32,
         /// CRC-32 of the encoded rows header and rows; READY and READING. Written by the slot's owner.
         checksum: AtomicU32,
         /// When it took its present state, on the monotonic clock.
         since_ns: AtomicU64,
+        /// How long its target waited for it, in nanoseconds; WRITING, READY and READING.
+        waited_ns: AtomicU64,
     }
 }
 
 /// One number for all of the above.
 pub(crate) const LAYOUT_HASH: u64 = {
     let parts = [Header::LAYOUT_HASH, Control::LAYOUT_HASH, LockLine::LAYOUT_HASH, Bell::LAYOUT_HASH];
-    let more = [Participant::LAYOUT_HASH, Bucket::LAYOUT_HASH, Slot::LAYOUT_HASH, Slot::LAYOUT_HASH];
+    let more =
+        [Participant::LAYOUT_HASH, Bucket::LAYOUT_HASH, Slot::LAYOUT_HASH, Tally::LAYOUT_HASH ^ Event::LAYOUT_HASH];
     let mut hash = 0;
     let mut at = 0;
     while at < parts.len() {
