@@ -30,7 +30,7 @@ pub enum SumError {
     #[error(transparent)]
     Shm(#[from] ShmError),
     /// Another rank did not come, or the end was asked for.
-    #[error(transparent)]
+    #[error("summing gradients: {0}")]
     Wait(#[from] WaitError),
     /// The segment is something else, or made for other ranks.
     #[error("/dev/shm/{name} is no sum over {ranks} ranks with a rank {rank}")]

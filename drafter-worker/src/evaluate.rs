@@ -11,6 +11,7 @@ use common::run_plan::RunPlan;
 use data::prompts::{self, Prompt};
 use data::tokenizer::ChatTokenizer;
 use model::drafter::Drafter;
+use model::runtime::DeviceError;
 use model::speculate::{self, Generation, Limits};
 use model::target::Target;
 use tch::{Device, Kind};
@@ -21,7 +22,7 @@ use crate::{WEIGHTS_HINT, checkpoint};
 pub(crate) fn run(args: &EvaluateArgs) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
-    let device = model::runtime::start(config.run.device, Rank(0), plan.threads)?;
+    let device = model::runtime::start(config.run.device, Rank(0), plan.threads).your_input(DeviceError::HINT)?;
     let tokenizer = ChatTokenizer::load(&config.model.target_model_path)?;
     let path = config.evaluation.eval_data_path.as_ref().ok_or("evaluation.eval_data_path is not set")?;
     let prompts = prompts::read(path, &tokenizer, config.evaluation.num_prompts as usize)?.prompts;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Every crate that `package` is built from.
@@ -33,16 +33,29 @@ fn a2_workers_do_not_know_each_other() {
     assert!(!depends("drafter-worker", "target-worker"));
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() && !name.starts_with('.') && name != "target" && name != "runs" {
-            sources(&path, found);
-        } else if name.ends_with(".rs") {
-            found.push(path);
-        }
-    }
+/// Whether any source of these folders has one of `words`.
+fn mentions(folders: &[&str], words: &[&str]) -> Vec<String> {
+    let files: Vec<PathBuf> = folders.iter().flat_map(|folder| tests::sources(&tests::root().join(folder))).collect();
+    assert!(!files.is_empty());
+    let found = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap();
+        words.iter().filter(|word| text.contains(**word)).map(|word| format!("{word} in {}", path.display())).collect()
+    };
+    files.iter().flat_map(|path| -> Vec<String> { found(path) }).collect()
+}
+
+#[test]
+fn a3_only_the_launcher_creates_and_reclaims() {
+    let creators = ["Queue::create", "Segment::create", "Sum::create", ".reclaim(", ".rewind(", ".unlink("];
+    let workers = ["target-worker/src", "drafter-worker/src", "common/model/src", "common/data/src"];
+    assert_eq!(mentions(&workers, &creators), Vec::<String>::new());
+    assert!(!mentions(&["launcher/src"], &creators).is_empty(), "the check itself works");
+}
+
+#[test]
+fn a8_a_target_worker_reads_nothing_that_a_drafter_writes() {
+    let drafters = ["model::drafter", "checkpoint", "Consumer", "metrics"];
+    assert_eq!(mentions(&["target-worker/src"], &drafters), Vec::<String>::new());
 }
 
 #[test]
@@ -57,8 +70,7 @@ fn files_are_short_and_unsafe_stays_in_its_rooms() {
         "common/model/src/runtime.rs",
         "launcher/src/child",
     ];
-    let mut files = Vec::new();
-    sources(tests::root(), &mut files);
+    let files = tests::sources(tests::root());
     assert!(files.len() > 30, "only {} files found", files.len());
     for path in files {
         let text = std::fs::read_to_string(&path).unwrap();

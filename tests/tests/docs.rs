@@ -57,3 +57,21 @@ fn the_readmes_commands_are_real() {
         assert!(!local || tests::root().join(path).exists(), "README links to {path}");
     }
 }
+
+/// The invariants' table names tests that exist.
+#[test]
+fn every_invariant_names_a_test_that_is_there() {
+    let page = std::fs::read_to_string(tests::root().join("docs/architecture.md")).unwrap();
+    let (_, table) = page.split_once("## Invariants").unwrap();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| A")).collect();
+    assert_eq!(rows.len(), 12);
+    let sources = tests::sources(tests::root());
+    for row in rows {
+        let cell = row.split('|').nth(2).unwrap();
+        for name in cell.split('`').skip(1).step_by(2) {
+            let declared = format!("fn {name}(");
+            let found = sources.iter().any(|path| std::fs::read_to_string(path).unwrap().contains(&declared));
+            assert!(found, "no test {name} for {row}");
+        }
+    }
+}

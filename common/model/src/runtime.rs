@@ -21,6 +21,11 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// What a user can do about it.
+    pub const HINT: &str = "set run.device to cpu, or make the GPUs visible to libtorch";
+}
+
 /// Prepares libtorch for this process: opens its CUDA half, fixes the compute threads and picks the worker's device.
 ///
 /// Call it before anything else touches libtorch: the CUDA hooks are looked up once, at first use.

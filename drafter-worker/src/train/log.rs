@@ -30,6 +30,7 @@ struct Line {
     accuracy: f64,
     slot_accuracy: Vec<f64>,
     accepted_length: f64,
+    expected_accepted: f64,
     learning_rate: f64,
     grad_norm: f64,
     tokens: f64,
@@ -78,7 +79,8 @@ impl Log {
         for (gauge, value) in gauges {
             consumer.gauge(gauge, value);
         }
-        let Some(metrics) = self.metrics.as_mut().filter(|_| step.0.is_multiple_of(self.interval)) else {
+        let due = step.0.is_multiple_of(self.interval) || step.0 == self.total_steps || sums.stopping > 0.0;
+        let Some(metrics) = self.metrics.as_mut().filter(|_| due) else {
             return Ok(());
         };
         let line = Line {
@@ -87,6 +89,7 @@ impl Log {
             accuracy: sums.blocks.accuracy(),
             slot_accuracy: sums.blocks.slot_accuracy(),
             accepted_length: sums.blocks.accepted_length(),
+            expected_accepted: sums.blocks.expected_accepted(),
             learning_rate: rate,
             grad_norm: norm,
             tokens: self.tokens,

@@ -12,15 +12,17 @@
 mod metrics;
 mod weights;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub use metrics::BlockTotals;
 pub use weights::{Weighting, decay, dpace};
 
 use super::plan::BlockPlan;
 
-/// Logits held at a time, in elements (float32).
-const CHUNK_LOGITS: i64 = 1 << 28;
+/// Logits held at a time, in elements (float32): enough to fill a GPU, on a CPU a fraction of its memory.
+fn chunk_logits(device: Device) -> i64 {
+    if device.is_cuda() { 1 << 28 } else { 1 << 24 }
+}
 
 /// What one batch adds to a step.
 pub struct LossParts {
@@ -42,7 +44,7 @@ impl LossParts {
 
 /// Loss and gradient of hidden states [N, B, H] under `head` [V, H].
 pub fn block_loss(hidden: &Tensor, head: &Tensor, plan: &BlockPlan, weighting: Weighting) -> LossParts {
-    block_loss_in_chunks(hidden, head, plan, weighting, (CHUNK_LOGITS / head.size()[0]).max(1))
+    block_loss_in_chunks(hidden, head, plan, weighting, (chunk_logits(head.device()) / head.size()[0]).max(1))
 }
 
 /// The same with `chunk_rows` rows of logits at a time.
