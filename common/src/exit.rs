@@ -171,7 +171,7 @@ fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
 
 /// Runs a program's one function; prints its error, if any, and maps it to the exit code.
 ///
-/// Every `main` is this call.
+/// Every `main` is this call, or a worker's [`crate::launched::run_worker`].
 pub fn run_program<E: Into<AnyError>>(name: &str, program: impl FnOnce() -> Result<(), E>) -> ExitCode {
     let Err(error) = program() else { return ExitCode::SUCCESS };
     let error: AnyError = error.into();

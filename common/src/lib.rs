@@ -1,6 +1,6 @@
 //! What Tandem's processes agree on. No torch, no CUDA.
 //!
-//! # Invariants (each a test of that name in the `tests` crate)
+//! # Invariants (docs/architecture.md names the tests that hold them)
 //! - **A1** launcher and common link neither torch nor CUDA.
 //! - **A2** workers do not know each other.
 //! - **A3** only the launcher creates, unlinks and reclaims shared memory.
@@ -18,6 +18,7 @@ pub mod config;
 pub mod evaluation;
 pub mod exit;
 pub mod ids;
+pub mod launched;
 pub mod manifest;
 pub mod model_config;
 pub mod queue;

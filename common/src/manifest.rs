@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is the folder `checkpoints/step-NNNNNN` of a run folder. The drafter writes all its files into a
 //! temporary folder and renames it last, so a folder of that name is whole or absent; what is not whole is passed over
-//! here all the same.
+//! here all the same. A snapshot is a checkpoint in memory that holds only what a restart needs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Step;
+use crate::queue::snapshots_name;
 
 /// Folder of all checkpoints in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -19,6 +20,9 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 
 /// The files of a whole checkpoint: z-lab format, then what a restart needs.
 pub const CHECKPOINT_FILES: [&str; 4] = ["config.json", "model.safetensors", "state.safetensors", MANIFEST_FILE];
+
+/// The files of a whole snapshot.
+pub const SNAPSHOT_FILES: [&str; 2] = ["state.safetensors", MANIFEST_FILE];
 
 /// Where training stood when the checkpoint was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +88,7 @@ pub fn folder_name(step: Step) -> String {
 
 /// The whole checkpoints of a run folder, oldest first; none where the folder cannot be listed.
 pub fn checkpoints(run_dir: &Path) -> Vec<PathBuf> {
-    let whole = whole_ones(&run_dir.join(CHECKPOINTS)).unwrap_or_default();
+    let whole = whole_ones(&run_dir.join(CHECKPOINTS), &CHECKPOINT_FILES).unwrap_or_default();
     whole.into_iter().map(|(folder, _)| folder).collect()
 }
 
@@ -93,24 +97,42 @@ pub fn checkpoints(run_dir: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// The checkpoints folder is there and cannot be listed: what training goes on from must not be guessed.
 pub fn newest_checkpoint(run_dir: &Path) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
-    let folder = run_dir.join(CHECKPOINTS);
-    match whole_ones(&folder) {
+    newest(run_dir.join(CHECKPOINTS), &CHECKPOINT_FILES)
+}
+
+/// The folder in memory where a run's drafters keep snapshots.
+pub fn snapshots(run_id: &str) -> PathBuf {
+    Path::new("/dev/shm").join(snapshots_name(run_id))
+}
+
+/// Where training goes on from: the newest of a run folder's checkpoints and of the snapshots in a folder.
+///
+/// # Errors
+/// As [`newest_checkpoint`].
+pub fn restart_point(run_dir: &Path, snapshots: &Path) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
+    let snapshot = newest(snapshots.to_owned(), &SNAPSHOT_FILES)?;
+    let both = snapshot.into_iter().chain(newest_checkpoint(run_dir)?);
+    Ok(both.max_by_key(|(_, manifest)| manifest.step))
+}
+
+fn newest(folder: PathBuf, files: &[&str]) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
+    match whole_ones(&folder, files) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ManifestError::File { path: folder, source }),
         Ok(mut whole) => Ok(whole.pop()),
     }
 }
 
-fn whole_ones(folder: &Path) -> io::Result<Vec<(PathBuf, Manifest)>> {
+fn whole_ones(folder: &Path, files: &[&str]) -> io::Result<Vec<(PathBuf, Manifest)>> {
     let paths: Vec<PathBuf> = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    let mut whole: Vec<_> = paths.into_iter().filter_map(whole).collect();
+    let mut whole: Vec<_> = paths.into_iter().filter_map(|folder| whole(folder, files)).collect();
     whole.sort_by_key(|(_, manifest)| manifest.step);
     Ok(whole)
 }
 
 /// The folder with its manifest, if every file is there and its name is its step's.
-fn whole(folder: PathBuf) -> Option<(PathBuf, Manifest)> {
-    let complete = CHECKPOINT_FILES.iter().all(|name| folder.join(name).is_file());
+fn whole(folder: PathBuf, files: &[&str]) -> Option<(PathBuf, Manifest)> {
+    let complete = files.iter().all(|name| folder.join(name).is_file());
     let manifest = Manifest::read(&folder).ok().filter(|_| complete)?;
     folder.ends_with(folder_name(Step(manifest.step))).then_some((folder, manifest))
 }
@@ -153,5 +175,25 @@ mod tests {
         std::fs::write(save(run.path(), 7).join(MANIFEST_FILE), "{").unwrap();
         std::fs::rename(save(run.path(), 8), run.path().join(CHECKPOINTS).join("step-000008.partial")).unwrap();
         assert_eq!(newest_checkpoint(run.path()).unwrap().unwrap().0, whole);
+    }
+
+    #[test]
+    fn training_goes_on_from_the_newest_of_checkpoint_and_snapshot() {
+        let (run, memory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let point = || restart_point(run.path(), memory.path()).unwrap().map(|(folder, _)| folder);
+        assert_eq!(point(), None);
+        let snapshot = |step| {
+            let folder = memory.path().join(folder_name(Step(step)));
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("state.safetensors"), "x").unwrap();
+            Manifest { run_id: "r".into(), step, trained: Vec::new(), mask_token_id: 9 }.write(&folder).unwrap();
+            folder
+        };
+        let first = snapshot(4);
+        assert_eq!(point(), Some(first));
+        let saved = save(run.path(), 4);
+        assert_eq!(point(), Some(saved), "what is on the disk is good for more");
+        let later = snapshot(5);
+        assert_eq!(point(), Some(later));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::BatchId;
 use crate::model_config::{DraftConfig, TargetConfig};
-use crate::queue;
+use crate::{manifest, queue};
 
 /// The plan's name in a run folder.
 pub const PLAN_FILE: &str = "plan.json";
@@ -68,6 +68,11 @@ impl RunPlan {
     /// The shared memory in which drafters sum their gradients.
     pub fn reduce_name(&self) -> String {
         queue::reduce_name(&self.run_id)
+    }
+
+    /// Where drafters keep snapshots in memory.
+    pub fn snapshots(&self) -> PathBuf {
+        manifest::snapshots(&self.run_id)
     }
 
     /// The pass over the data that a batch belongs to, from 0.

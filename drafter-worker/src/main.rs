@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    common::exit::run_program("drafter-worker", drafter_worker::run)
+    common::launched::run_worker("drafter-worker", drafter_worker::run)
 }

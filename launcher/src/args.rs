@@ -5,6 +5,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use common::exit::Code;
+use nix::sys::signal::Signal;
+
+use crate::output::OutputArgs;
 
 /// Trains a DFlash drafter for your model on your chats, and shows what it gained.
 #[derive(Debug, Parser)]
@@ -27,7 +30,7 @@ Every key of the file can be overridden: training.max_steps=20 data.train_data_p
 pub enum Command {
     /// Train: one target and one drafter process per pair, from chats to a checkpoint and a summary
     #[command(after_help = OVERRIDES)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Decode held-out prompts with a drafter: accepted length, speed against plain decoding, lossless check
     #[command(after_help = OVERRIDES)]
     Evaluate(EvaluateArgs),
@@ -39,9 +42,82 @@ pub struct RunArgs {
     /// The configuration, a TOML file
     #[arg(value_name = "CONFIG.toml")]
     pub config: PathBuf,
+    /// Go on in the run folder from its newest checkpoint, instead of moving it aside
+    #[arg(long)]
+    pub resume: bool,
+    /// Where logs are kept [default: logs in the run folder]
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Signals that end the run: the first asks the workers to save and end, the second kills them
+    #[arg(long, value_name = "SIGNALS", value_delimiter = ',', default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
+    pub signals_to_handle: Vec<Signal>,
+    /// What is on the console
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Keys with a flag of their own
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// Keys to override
     #[arg(value_name = "section.key=value")]
     pub overrides: Vec<String>,
+}
+
+impl RunArgs {
+    /// All keys that the command line overrides; what is said as `section.key=value` wins over flags.
+    pub fn overrides(&self) -> Vec<String> {
+        self.keys.overrides().into_iter().chain(self.overrides.iter().cloned()).collect()
+    }
+}
+
+/// Flags that torchrun's users look for, each short for a key of `[run]`.
+#[derive(Debug, Default, clap::Args)]
+pub struct KeyArgs {
+    /// Target-drafter pairs: run.pairs
+    #[arg(long, visible_alias = "nproc-per-node", value_name = "N")]
+    pairs: Option<u32>,
+    /// Devices of the targets, as 0,1: run.targets
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',')]
+    targets: Vec<u32>,
+    /// Devices of the drafters, as 2,3,4: run.drafters
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',')]
+    drafters: Vec<u32>,
+    /// Restarts of one worker within the window: run.max_restarts
+    #[arg(long, value_name = "N")]
+    max_restarts: Option<u32>,
+    /// Restarts longer ago are forgiven: run.restart_window_s
+    #[arg(long, value_name = "SECONDS")]
+    restart_window: Option<u32>,
+    /// Tries of a worker that has never been ready: run.startup_retries
+    #[arg(long, value_name = "N")]
+    startup_retries: Option<u32>,
+    /// How long a target may take to end once asked: run.grace_target_s
+    #[arg(long, value_name = "SECONDS")]
+    grace_target: Option<u32>,
+    /// How long a drafter may take to save and end once asked: run.grace_drafter_s
+    #[arg(long, value_name = "SECONDS")]
+    grace_drafter: Option<u32>,
+    /// The run folder: run.output_dir
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+}
+
+impl KeyArgs {
+    fn overrides(&self) -> Vec<String> {
+        let numbers = [
+            ("pairs", self.pairs),
+            ("max_restarts", self.max_restarts),
+            ("restart_window_s", self.restart_window),
+            ("startup_retries", self.startup_retries),
+            ("grace_target_s", self.grace_target),
+            ("grace_drafter_s", self.grace_drafter),
+        ];
+        let lists = [("targets", &self.targets), ("drafters", &self.drafters)];
+        let numbers = numbers.into_iter().filter_map(|(key, value)| Some(format!("run.{key}={}", value?)));
+        let lists = lists.into_iter().filter(|(_, list)| !list.is_empty());
+        let lists = lists.map(|(key, list)| format!("run.{key}={list:?}"));
+        let run_dir = self.run_dir.iter().map(|folder| format!("run.output_dir={}", folder.display()));
+        numbers.chain(lists).chain(run_dir).collect()
+    }
 }
 
 /// `tandem evaluate`
@@ -100,4 +176,30 @@ pub fn parse<A: Parser>() -> Result<A, ExitCode> {
         let _ = error.print();
         if error.use_stderr() { ExitCode::from(Code::Input.number()) } else { ExitCode::SUCCESS }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> RunArgs {
+        let words = ["tandem", "run", "c.toml"].into_iter().chain(line.split_whitespace());
+        match Args::try_parse_from(words).unwrap().command {
+            Command::Run(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_are_short_for_keys_and_keys_win() {
+        let args = run("--nproc-per-node 2 --targets 0,1 --drafters 2 --max-restarts=5 --run-dir r run.pairs=3");
+        let expected = ["pairs=2", "max_restarts=5", "targets=[0, 1]", "drafters=[2]", "output_dir=r", "pairs=3"];
+        assert_eq!(args.overrides(), expected.map(|key| format!("run.{key}")));
+    }
+
+    #[test]
+    fn signals_are_given_by_name() {
+        assert_eq!(run("").signals_to_handle.len(), 4);
+        assert_eq!(run("--signals-to-handle SIGUSR1,SIGTERM").signals_to_handle, [Signal::SIGUSR1, Signal::SIGTERM]);
+    }
 }

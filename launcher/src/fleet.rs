@@ -1,20 +1,26 @@
 //! The shared memory and the processes of a run: made here, ended here, and gone when a [`Fleet`] is dropped.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use common::ids::{Rank, Role};
 use common::manifest::{self, ManifestError};
-use common::queue::{CreateError, Queue, QueueOwner, QueueSpec, ReclaimError, arena_name, reduce_name};
+use common::queue::{
+    CreateError, ParticipantView, Phase, Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot, arena_name, reduce_name,
+};
 use common::reduce::{Sum, SumError, SumOwner};
 use common::shm::{Segment, ShmError};
 use common::wait::WaitError;
 
-use crate::child::{Child, Ended, Launch, SpawnError};
+use crate::child::{Child, Ended, Launch, Orphans, SpawnError};
+use crate::output::OutputArgs;
 use crate::progress::Console;
-use crate::supervise::{Signals, WorkerId, wait};
+use crate::supervise::{Exit, Signals, WorkerId, wait};
 
 /// Values that drafters sum in one go at most; each takes 8 bytes of shared memory a drafter.
 const SUM_CHUNK: usize = 1 << 20;
@@ -24,6 +30,10 @@ const SUM_CHUNK: usize = 1 << 20;
 pub(crate) struct FleetSpec {
     /// The run folder, as workers are told.
     pub(crate) run_dir: PathBuf,
+    /// Where their output is kept.
+    pub(crate) logs: PathBuf,
+    /// What of it appears on the console.
+    pub(crate) output: OutputArgs,
     /// Where the workers' programs lie.
     pub(crate) programs: PathBuf,
     /// The queue.
@@ -55,6 +65,14 @@ pub(crate) enum FleetError {
     /// The queue's ledger cannot be taken back.
     #[error("cannot take the queue back to the newest checkpoint: {0}")]
     Rewind(#[from] WaitError),
+    /// The snapshots' folder cannot be made.
+    #[error("{path}: {source}")]
+    Snapshots {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Nobody knows which checkpoint is the newest.
     #[error(transparent)]
     Checkpoints(#[from] ManifestError),
@@ -73,13 +91,56 @@ pub(crate) enum FleetError {
 
 /// A running fleet. Fields are dropped in this order: processes first, then the memory they map.
 pub(crate) struct Fleet {
-    children: Vec<(WorkerId, Child)>,
+    children: Vec<Running>,
+    orphans: Option<Orphans>,
     sum: Option<SumOwner>,
     _arena: Segment,
+    snapshots: Snapshots,
     queue: QueueOwner,
     spec: FleetSpec,
     checkpoint: Option<PathBuf>,
     console: Console,
+    /// How often each worker was started.
+    lives: HashMap<WorkerId, u32>,
+}
+
+struct Running {
+    worker: WorkerId,
+    child: Child,
+    /// Batches that its place had seen before.
+    batches: u64,
+    log: PathBuf,
+}
+
+/// What is left of a worker.
+pub(crate) struct Death {
+    /// Exit, last words and last lines.
+    pub(crate) end: Ended,
+    /// What the rules go by.
+    pub(crate) exit: Exit,
+    /// What it was doing, if it ever took its place.
+    pub(crate) doing: Option<String>,
+    /// All its lines.
+    pub(crate) log: PathBuf,
+}
+
+/// The drafters' memory of their state, gone when dropped.
+struct Snapshots(PathBuf);
+
+impl Snapshots {
+    fn create(run_id: &str) -> Result<Snapshots, FleetError> {
+        let path = manifest::snapshots(run_id);
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|source| FleetError::Snapshots { path: path.clone(), source })?;
+        Ok(Snapshots(path))
+    }
+}
+
+impl Drop for Snapshots {
+    fn drop(&mut self) {
+        // What stays behind, the next start sweeps.
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 impl Fleet {
@@ -89,11 +150,32 @@ impl Fleet {
     /// `/dev/shm` has no room, or a segment of that name exists.
     pub(crate) fn create(spec: FleetSpec, console: &Console) -> Result<Fleet, FleetError> {
         let queue = Queue::create(&spec.queue)?;
+        let snapshots = Snapshots::create(&spec.queue.run_id)?;
         let arena_bytes = u64::from(spec.queue.capacity) * spec.queue.slot_bytes;
         let arena = Segment::create(&arena_name(&spec.queue.run_id), arena_bytes as usize)?;
         let sum = Some(create_sum(&spec)?);
         let console = console.clone();
-        Ok(Fleet { children: Vec::new(), sum, _arena: arena, queue, spec, checkpoint: None, console })
+        Ok(Fleet {
+            children: Vec::new(),
+            orphans: None,
+            sum,
+            _arena: arena,
+            snapshots,
+            queue,
+            spec,
+            checkpoint: None,
+            console,
+            lives: HashMap::new(),
+        })
+    }
+
+    /// Ends what workers leave behind from here on. For a process that has no other children.
+    ///
+    /// # Errors
+    /// The system does not allow it.
+    pub(crate) fn adopt_orphans(&mut self) -> io::Result<()> {
+        self.orphans = Some(Orphans::adopt(format!("RUN_ID={}", self.spec.queue.run_id))?);
+        Ok(())
     }
 
     /// Everybody who belongs to the run, targets first.
@@ -107,9 +189,18 @@ impl Fleet {
     /// # Errors
     /// Its program does not start.
     pub(crate) fn spawn(&mut self, worker: WorkerId) -> Result<(), FleetError> {
-        let child = Child::spawn(&self.launch(worker), &self.console)?;
-        self.children.push((worker, child));
+        let launch = self.launch(worker);
+        let child = Child::spawn(&launch, &self.console)?;
+        *self.lives.entry(worker).or_default() += 1;
+        let batches = self.seen(worker).map_or(0, |seen| seen.batches);
+        self.children.push(Running { worker, child, batches, log: launch.log });
         Ok(())
+    }
+
+    /// What the worker's place at the queue shows.
+    fn seen(&self, worker: WorkerId) -> Option<ParticipantView> {
+        let snapshot = Snapshot::read(&self.spec.queue.name()).ok()?;
+        snapshot.participants.into_iter().find(|seen| (seen.role, seen.rank) == (worker.role, worker.rank))
     }
 
     fn launch(&self, worker: WorkerId) -> Launch {
@@ -127,29 +218,78 @@ impl Fleet {
             name: worker.to_string(),
             program: self.spec.programs.join(format!("{role}-worker")),
             args,
-            log: log_file(&self.spec.run_dir, worker),
+            env: self.environment(worker),
+            log: self.log_file(worker),
+            shown: self.spec.output.shown(worker),
             stdout_is_data: false,
         }
+    }
+
+    fn environment(&self, WorkerId { role, rank }: WorkerId) -> Vec<(&'static str, String)> {
+        let queue = &self.spec.queue;
+        let size = if role == Role::Target { queue.targets } else { queue.drafters };
+        vec![
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", size.to_string()),
+            ("LOCAL_WORLD_SIZE", size.to_string()),
+            ("ROLE", role.to_string()),
+            ("PAIR", rank.to_string()),
+            ("RESTART_COUNT", self.earlier_lives(WorkerId { role, rank }).to_string()),
+            ("RUN_ID", queue.run_id.clone()),
+        ]
+    }
+
+    fn earlier_lives(&self, worker: WorkerId) -> u32 {
+        self.lives.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Each life has its own.
+    fn log_file(&self, worker: WorkerId) -> PathBuf {
+        let life = match self.earlier_lives(worker) {
+            0 => String::new(),
+            restarts => format!(".{restarts}"),
+        };
+        self.spec.logs.join(format!("{}-{}{life}.log", worker.role, worker.rank))
     }
 
     /// Sleeps until something happens or `timeout` is over; who has ended.
     ///
     /// # Errors
     /// The system is out of memory.
-    pub(crate) fn wait(&self, signals: &Signals, timeout: Duration) -> io::Result<Vec<WorkerId>> {
-        let pidfds: Vec<_> = self.children.iter().map(|(_, child)| child.pidfd()).collect();
+    pub(crate) fn wait(&mut self, signals: &Signals, timeout: Duration) -> io::Result<Vec<WorkerId>> {
+        let pidfds: Vec<_> = self.children.iter().map(|running| running.child.pidfd()).collect();
         let ended = wait(signals, &pidfds, timeout)?;
-        Ok(ended.into_iter().map(|index| self.children[index].0).collect())
+        let ended = ended.into_iter().map(|index| self.children[index].worker).collect();
+        let children: Vec<_> = self.children.iter().map(|running| running.child.pid()).collect();
+        self.orphans.iter_mut().for_each(|orphans| orphans.look(&children));
+        Ok(ended)
     }
 
     /// Collects a worker that has ended.
     ///
     /// # Errors
     /// Somebody else collected it.
-    pub(crate) fn reap(&mut self, worker: WorkerId) -> Result<Ended, FleetError> {
-        let index = self.children.iter().position(|(id, _)| *id == worker).expect("only running workers end");
-        let (_, child) = self.children.swap_remove(index);
-        child.reap().map_err(|source| FleetError::Reap { worker, source })
+    pub(crate) fn reap(&mut self, worker: WorkerId) -> Result<Death, FleetError> {
+        let index = self.children.iter().position(|running| running.worker == worker);
+        let Running { child, batches, log, .. } = self.children.swap_remove(index.expect("only running workers end"));
+        let pid = child.pid().as_raw().unsigned_abs();
+        let end = child.reap().map_err(|source| FleetError::Reap { worker, source })?;
+        let children: Vec<_> = self.children.iter().map(|running| running.child.pid()).collect();
+        self.orphans.iter_mut().for_each(|orphans| orphans.look_now(&children));
+        let seen = self.seen(worker).filter(|seen| seen.pid == Some(pid));
+        let exit = Exit {
+            ending: end.ending,
+            ready: seen.as_ref().is_some_and(|seen| !matches!(seen.phase, Phase::Starting | Phase::Loading)),
+            batches: seen.as_ref().map_or(0, |seen| seen.batches.saturating_sub(batches)),
+        };
+        Ok(Death { end, exit, doing: seen.as_ref().map(doing), log })
+    }
+
+    /// No longer waits for a worker's end.
+    pub(crate) fn abandon(&mut self, worker: WorkerId) {
+        let gone = self.children.extract_if(.., |running| running.worker == worker);
+        gone.for_each(|running| running.child.abandon());
     }
 
     /// Asks a worker to end.
@@ -164,7 +304,7 @@ impl Fleet {
 
     /// None if it has ended in the meantime.
     fn child(&self, worker: WorkerId) -> Option<&Child> {
-        self.children.iter().find(|(id, _)| *id == worker).map(|(_, child)| child)
+        self.children.iter().find(|running| running.worker == worker).map(|running| &running.child)
     }
 
     /// Gives what a dead worker held back to the queue.
@@ -176,8 +316,8 @@ impl Fleet {
         reclaimed.map(drop).map_err(|source| FleetError::Reclaim { worker, source })
     }
 
-    /// With all drafters dead: takes the ledger back to what the newest checkpoint was trained on (to nothing, without
-    /// one), from where the next drafters go on; says where that is.
+    /// With no drafter alive: takes the ledger to what the newest checkpoint or snapshot was trained on (to nothing,
+    /// without one), from where the next drafters go on; says where that is.
     ///
     /// # Errors
     /// The queue is beyond repair, or `/dev/shm` has no room.
@@ -185,7 +325,7 @@ impl Fleet {
         for worker in self.workers().into_iter().filter(|worker| worker.role == Role::Drafter) {
             self.reclaim(worker)?;
         }
-        let newest = manifest::newest_checkpoint(&self.spec.run_dir)?;
+        let newest = manifest::restart_point(&self.spec.run_dir, &self.snapshots.0)?;
         self.queue.rewind(newest.as_ref().map_or(&[], |(_, manifest)| &manifest.trained))?;
         // The old one first: a rank that died in the middle of a sum has left it unusable, and its name is needed again.
         self.sum = None;
@@ -200,9 +340,20 @@ fn create_sum(spec: &FleetSpec) -> Result<SumOwner, SumError> {
     Sum::create(&reduce_name(&spec.queue.run_id), spec.queue.drafters, spec.parameters.min(SUM_CHUNK))
 }
 
-/// Where a worker's output is kept.
-pub(crate) fn log_file(run_dir: &Path, worker: WorkerId) -> PathBuf {
-    run_dir.join(LOGS).join(format!("{}-{}.log", worker.role, worker.rank))
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.children.clear();
+        self.orphans.iter_mut().for_each(Orphans::end);
+    }
+}
+
+/// `backward`, or `waiting for a batch`.
+fn doing(seen: &ParticipantView) -> String {
+    if let Some(what) = seen.waits_for {
+        return format!("waiting for {what}");
+    }
+    let phase = serde_json::to_value(seen.phase).ok();
+    phase.as_ref().and_then(|phase| phase.as_str()).unwrap_or_default().replace('_', " ")
 }
 
 /// Folder of all logs in a run folder.

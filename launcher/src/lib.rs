@@ -5,7 +5,8 @@
 //! 2. **Nothing left.** Every way out, errors and signals included, ends all processes and removes the run's shared
 //!    memory; what a killed launcher leaves behind, the kernel (processes) and the next start (memory) take away.
 //! 3. **Restart of what failed.** A failed target comes back alone. A failed drafter takes the other drafters back to the
-//!    newest checkpoint, and the queue's ledger with them, so the weights' history holds every batch once.
+//!    newest checkpoint or snapshot, and the queue's ledger with them, so the weights' history holds every batch once.
+//!    `--resume` does the same after the launcher's own death.
 //! 4. **Escalation.** A signal asks, a second one kills, and a grace period bounds the wait in between.
 //! 5. **First cause last.** The failure that ended a run is the last line, with what to do about it; the exit code is
 //!    its.
@@ -20,6 +21,7 @@ mod child;
 mod command;
 mod fleet;
 pub mod inspect;
+pub mod output;
 mod plan;
 mod progress;
 mod report;

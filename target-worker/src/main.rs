@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    common::exit::run_program("target-worker", target_worker::run)
+    common::launched::run_worker("target-worker", target_worker::run)
 }

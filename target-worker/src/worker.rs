@@ -11,6 +11,7 @@ use common::wait::{Patience, WaitError};
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
 use model::arena::{HostArena, SlotShape};
+use model::runtime::DeviceError;
 use model::target::Target;
 use tch::{Device, Tensor};
 
@@ -21,12 +22,13 @@ pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
     telemetry::init(&telemetry::worker_name(Role::Target, Rank(args.rank)));
-    let device = model::runtime::start(config.run.device, Rank(args.rank), plan.threads)
-        .your_input("set run.device to cpu, or make the GPUs visible to libtorch")?;
+    let gpu = Rank(config.run.device_of(Role::Target, Rank(args.rank)));
+    let device = model::runtime::start(config.run.device, gpu, plan.threads).your_input(DeviceError::HINT)?;
     let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
     let producer = queue.producer(Rank(args.rank))?;
     producer.phase(Phase::Loading);
     let worker = Worker::load(&config, &plan, device)?;
+    producer.phase(Phase::Ready);
     match worker.serve(&producer, &patience) {
         Err(ServeError::Wait(WaitError::Shutdown)) => tracing::info!("stopped as asked"),
         served => served?,

@@ -28,12 +28,18 @@ pub(super) fn check(config: &Config, origin: &str) -> Result<(), ConfigError> {
     drafter(config, &check)?;
     data(config, &check)?;
     training(config, &check)?;
+    evaluation(config, &check)?;
     queue(config, &check)
 }
 
 fn run(config: &Config, check: &Check) -> Result<(), ConfigError> {
     let run = &config.run;
     check.that((1..=64).contains(&run.pairs), "run.pairs", run.pairs, "1 to 64")?;
+    for (key, devices) in [("run.targets", &run.targets), ("run.drafters", &run.drafters)] {
+        let fits = devices.as_ref().is_none_or(|devices| (1..=64).contains(&devices.len()));
+        check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers")?;
+    }
+    check.that(run.restart_window_s >= 1, "run.restart_window_s", run.restart_window_s, "1 or more seconds")?;
     check.that(run.wait_timeout_s >= 1, "run.wait_timeout_s", run.wait_timeout_s, "1 or more seconds")
 }
 
@@ -99,6 +105,13 @@ fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
     check.that((0.0..=1.0).contains(&alpha), "training.dpace_alpha", alpha, "0 to 1 (published: 0.5)")?;
     check.that(training.max_checkpoints >= 1, "training.max_checkpoints", training.max_checkpoints, "1 or more")?;
     check.that(training.log_interval >= 1, "training.log_interval", training.log_interval, "1 or more")
+}
+
+fn evaluation(config: &Config, check: &Check) -> Result<(), ConfigError> {
+    let evaluation = &config.evaluation;
+    check.that(evaluation.num_prompts >= 1, "evaluation.num_prompts", evaluation.num_prompts, "1 or more")?;
+    let tokens = evaluation.max_new_tokens;
+    check.that(tokens >= 2, "evaluation.max_new_tokens", tokens, "2 or more, as the first comes with the prompt")
 }
 
 fn queue(config: &Config, check: &Check) -> Result<(), ConfigError> {

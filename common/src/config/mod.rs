@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 pub use error::ConfigError;
 
+use crate::ids::{Rank, Role};
+
 /// A whole run, as written.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -54,9 +56,27 @@ pub struct RunSection {
     /// Compute threads of each worker; 0 shares the machine's cores out evenly.
     #[serde(default)]
     pub threads: u32,
-    /// How often one worker may be restarted.
+    /// Devices of the targets, one worker each; instead of `pairs`.
+    #[serde(default)]
+    pub targets: Option<Vec<u32>>,
+    /// Devices of the drafters, one worker each; instead of `pairs`.
+    #[serde(default)]
+    pub drafters: Option<Vec<u32>>,
+    /// How often one worker may be restarted within `restart_window_s`.
     #[serde(default = "defaults::max_restarts")]
     pub max_restarts: u32,
+    /// Restarts longer ago than this are forgiven, in seconds.
+    #[serde(default = "defaults::restart_window_s")]
+    pub restart_window_s: u64,
+    /// How often a worker that has never been ready is tried again.
+    #[serde(default)]
+    pub startup_retries: u32,
+    /// How long targets may take to end once asked, in seconds.
+    #[serde(default = "defaults::grace_target_s")]
+    pub grace_target_s: u64,
+    /// How long drafters may take to finish their step and save once asked, in seconds.
+    #[serde(default = "defaults::grace_drafter_s")]
+    pub grace_drafter_s: u64,
     /// The longest any process waits for another before it gives up, in seconds.
     #[serde(default = "defaults::wait_timeout_s")]
     pub wait_timeout_s: u64,
@@ -66,6 +86,23 @@ impl RunSection {
     /// The longest any process waits for another.
     pub fn wait_timeout(&self) -> Duration {
         Duration::from_secs(self.wait_timeout_s)
+    }
+
+    /// How many workers of a role there are.
+    pub fn workers(&self, role: Role) -> u32 {
+        self.listed(role).map_or(self.pairs, |devices| devices.len() as u32)
+    }
+
+    /// The device of a worker: as listed, else its rank.
+    pub fn device_of(&self, role: Role, rank: Rank) -> u32 {
+        self.listed(role).and_then(|devices| devices.get(rank.0 as usize)).copied().unwrap_or(rank.0)
+    }
+
+    fn listed(&self, role: Role) -> Option<&Vec<u32>> {
+        match role {
+            Role::Target => self.targets.as_ref(),
+            Role::Drafter => self.drafters.as_ref(),
+        }
     }
 }
 
@@ -209,6 +246,8 @@ pub struct TrainingSection {
     pub dpace_alpha: f64,
     /// Steps between checkpoints; 0 saves only at the end.
     pub save_interval: u64,
+    /// Steps between snapshots in memory, from which drafters go on when one dies; 0 takes none.
+    pub snapshot_interval: u64,
     /// Checkpoints kept.
     pub max_checkpoints: u32,
     /// Steps between lines in metrics.jsonl.
@@ -290,6 +329,15 @@ mod defaults {
     pub(super) fn max_restarts() -> u32 {
         3
     }
+    pub(super) fn restart_window_s() -> u64 {
+        600
+    }
+    pub(super) fn grace_target_s() -> u64 {
+        30
+    }
+    pub(super) fn grace_drafter_s() -> u64 {
+        120
+    }
     pub(super) fn wait_timeout_s() -> u64 {
         1800
     }
@@ -343,6 +391,7 @@ impl Default for TrainingSection {
             loss_decay_gamma: 7.0,
             dpace_alpha: 0.5,
             save_interval: 1000,
+            snapshot_interval: 100,
             max_checkpoints: 3,
             log_interval: 10,
             seed: 42,

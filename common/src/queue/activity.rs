@@ -52,6 +52,10 @@ shared_enum! {
         Checkpoint = 13,
         /// Has done all its work.
         Finished = 14,
+        /// Copies weights and optimizer into memory that outlives it.
+        Snapshot = 15,
+        /// Has loaded all that it needs.
+        Ready = 16,
     }
 }
 

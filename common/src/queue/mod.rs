@@ -44,7 +44,7 @@ pub use snapshot::{
     BatchCounts, BucketView, CheckView, Details, EventView, GateView, Histogram, LockView, ParticipantView, SlotCounts,
     SlotView, Snapshot,
 };
-pub use spec::{QueueSpec, SpecError, arena_name, queue_name, reduce_name};
+pub use spec::{QueueSpec, SpecError, arena_name, queue_name, reduce_name, snapshots_name};
 
 use crate::ids::{BatchId, Rank, Role};
 use crate::shm::{Presence, Segment, ShmError};
@@ -118,7 +118,7 @@ pub enum LeaseError {
     #[error("batches {0:?} cannot be marked as trained: this drafter does not hold all of them")]
     NotHeld(Vec<BatchId>),
     /// The lock could not be had.
-    #[error(transparent)]
+    #[error("settling a lease: {0}")]
     Wait(#[from] WaitError),
 }
 

@@ -156,6 +156,11 @@ pub fn arena_name(run_id: &str) -> String {
     format!("tandem-{run_id}-arena")
 }
 
+/// The name of a run's folder of drafter snapshots in `/dev/shm`.
+pub fn snapshots_name(run_id: &str) -> String {
+    format!("tandem-{run_id}-snapshots")
+}
+
 /// The name of a run's gradient sum in `/dev/shm`.
 pub fn reduce_name(run_id: &str) -> String {
     format!("tandem-{run_id}-reduce")

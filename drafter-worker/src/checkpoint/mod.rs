@@ -2,13 +2,14 @@
 //!
 //! `checkpoints/step-000200/` holds config.json and model.safetensors (what vLLM, SGLang and transformers load),
 //! state.safetensors (float32 masters and moments) and manifest.json (step and trained batches). The manifest is written
-//! last and the folder renamed into place, so a folder under its final name is whole.
+//! last and the folder renamed into place, so a folder under its final name is whole. Snapshots in memory are made the
+//! same way, of state and manifest alone.
 
 mod read;
 mod write;
 
 pub(crate) use read::{first_drafter, restore};
-pub(crate) use write::save;
+pub(crate) use write::{save, snapshot};
 
 /// Optimizer state's file name.
 const STATE_FILE: &str = "state.safetensors";

@@ -1,7 +1,7 @@
-//! Writing: a folder beside, synced, renamed; then the oldest ones go.
+//! Writing: a folder beside, synced, renamed; then the oldest ones go. Checkpoints to the disk, snapshots to memory.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::exit::AnyError;
 use common::ids::Step;
@@ -25,22 +25,52 @@ pub(crate) fn save(
     drafter: &Drafter,
     optimizer: &AdamW,
 ) -> Result<(), AnyError> {
-    let checkpoints = run.join(manifest::CHECKPOINTS);
-    let folder = checkpoints.join(manifest::folder_name(Step(manifest.step)));
-    let partial = checkpoints.join(PARTIAL);
-    remove(&partial)?;
-    in_folder(&partial, |folder| fs::create_dir_all(folder))?;
-    drafter.save(&partial)?;
-    optimizer.save(&partial.join(STATE_FILE))?;
-    manifest.write(&partial)?;
-    sync(&partial)?;
-    remove(&folder)?;
-    in_folder(&folder, |folder| fs::rename(&partial, folder))?;
-    in_folder(&checkpoints, |path| File::open(path)?.sync_all())?;
+    let folder = write(&run.join(manifest::CHECKPOINTS), manifest, |partial| {
+        drafter.save(partial)?;
+        Ok(optimizer.save(&partial.join(STATE_FILE))?)
+    })?;
     tracing::info!("saved {}", folder.display());
     let whole = manifest::checkpoints(run);
     whole.iter().rev().skip(keep).try_for_each(|folder| remove(folder))?;
     Ok(())
+}
+
+/// Writes the snapshot of the manifest's step into `snapshots` and removes those before.
+///
+/// # Errors
+/// There is no room in memory; the one before stays as it is.
+pub(crate) fn snapshot(snapshots: &Path, manifest: &Manifest, optimizer: &AdamW) -> Result<(), AnyError> {
+    let written = write(snapshots, manifest, |partial| Ok(optimizer.save(&partial.join(STATE_FILE))?));
+    let keep = written.as_ref().ok();
+    in_folder(snapshots, |snapshots| {
+        for entry in fs::read_dir(snapshots)? {
+            let path = entry?.path();
+            if keep.map_or_else(|| path.ends_with(PARTIAL), |keep| path != *keep) {
+                fs::remove_dir_all(path)?;
+            }
+        }
+        Ok(())
+    })?;
+    written.map(drop)
+}
+
+/// Makes `parent`'s folder of the manifest's step from what `fill` puts into it and the manifest.
+fn write(
+    parent: &Path,
+    manifest: &Manifest,
+    fill: impl FnOnce(&Path) -> Result<(), AnyError>,
+) -> Result<PathBuf, AnyError> {
+    let folder = parent.join(manifest::folder_name(Step(manifest.step)));
+    let partial = parent.join(PARTIAL);
+    remove(&partial)?;
+    in_folder(&partial, |folder| fs::create_dir_all(folder))?;
+    fill(&partial)?;
+    manifest.write(&partial)?;
+    sync(&partial)?;
+    remove(&folder)?;
+    in_folder(&folder, |folder| fs::rename(&partial, folder))?;
+    in_folder(parent, |path| File::open(path)?.sync_all())?;
+    Ok(folder)
 }
 
 fn in_folder(path: &Path, action: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), CheckpointError> {

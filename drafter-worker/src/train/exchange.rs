@@ -1,7 +1,7 @@
 //! Gradients and sums over all drafters, in rank order, so that every rank goes on with the same bits.
 
 use common::config::Config;
-use common::ids::Rank;
+use common::ids::{Rank, Role};
 use common::reduce::{Sum, SumError};
 use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
@@ -25,7 +25,7 @@ impl Exchange {
     /// # Errors
     /// The launcher's segment is not there, or this rank joined it before.
     pub(crate) fn new(config: &Config, plan: &RunPlan, rank: Rank, patience: &Patience) -> Result<Exchange, SumError> {
-        let ranks = config.run.pairs;
+        let ranks = config.run.workers(Role::Drafter);
         let patience = Patience { timeout: patience.timeout, shutdown: Shutdown::never() };
         if ranks == 1 {
             return Ok(Exchange { sum: None, gradient: Vec::new(), patience });

@@ -20,6 +20,7 @@ use common::telemetry;
 use common::wait::{Patience, WaitError};
 use model::arena::{HostArena, SlotShape};
 use model::drafter::Drafter;
+use model::runtime::DeviceError;
 use model::target::Vocabulary;
 
 use crate::args::TrainArgs;
@@ -31,7 +32,6 @@ use receive::{ReceiveError, Receiver, Share};
 use schedule::Schedule;
 use step::{Objective, Sums};
 
-const DEVICE_HINT: &str = "set run.device to cpu, or make the GPUs visible to libtorch";
 const SAVE_HINT: &str = "the run folder must stay writable; earlier checkpoints are as they were";
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), AnyError> {
@@ -69,7 +69,9 @@ impl<'a> Trainer<'a> {
         patience: &'a Patience,
     ) -> Result<Trainer<'a>, AnyError> {
         let rank = Rank(args.rank);
-        let device = model::runtime::start(config.run.device, rank, plan.threads).your_input(DEVICE_HINT)?;
+        let device_rank = Rank(config.run.device_of(Role::Drafter, rank));
+        let device =
+            model::runtime::start(config.run.device, device_rank, plan.threads).your_input(DeviceError::HINT)?;
         let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
         let consumer = queue.consumer(rank)?;
         consumer.phase(Phase::Loading);
@@ -92,6 +94,7 @@ impl<'a> Trainer<'a> {
         let arena = HostArena::attach(&plan.arena_name(), shape)?;
         let exchange = Exchange::new(config, plan, rank, patience)?;
         let log = Log::new(&args.run, config, plan, rank)?;
+        consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let receiver = Receiver { consumer, arena, device, share: Share::new(config, plan, rank) };
         let objective = Objective::new(config, plan, vocabulary);
@@ -110,16 +113,20 @@ impl<'a> Trainer<'a> {
             exchange,
             log,
             step,
-            saved: args.checkpoint.is_some().then_some(step),
+            // A snapshot is no checkpoint: it is gone after the run.
+            saved: args.checkpoint.as_ref().is_some_and(|folder| folder.starts_with(&args.run)).then_some(step),
         })
     }
 
     fn train(&mut self) -> Result<(), AnyError> {
-        let interval = self.config.training.save_interval;
+        let training = &self.config.training;
+        let due = |interval: u64, step: Step| interval > 0 && step.0.is_multiple_of(interval);
         while self.step.0 < self.plan.total_steps {
             let Some(sums) = self.one_step()? else { break };
-            if interval > 0 && self.step.0.is_multiple_of(interval) {
+            if due(training.save_interval, self.step) {
                 self.save()?;
+            } else if due(training.snapshot_interval, self.step) {
+                self.snapshot()?;
             }
             if sums.stopping > 0.0 {
                 break;
@@ -155,8 +162,11 @@ impl<'a> Trainer<'a> {
         }
         consumer.phase(Phase::Optimizer);
         let rate = self.schedule.rate(next);
-        let denominator = sums.blocks.denominator.max(f64::MIN_POSITIVE);
-        let norm = self.optimizer.update(self.drafter.parameters_mut(), denominator, rate)?;
+        // A step whose batches hold nothing to learn counts, but moves nothing: there is no mean of no losses.
+        let norm = match sums.blocks.denominator {
+            0.0 => 0.0,
+            denominator => self.optimizer.update(self.drafter.parameters_mut(), denominator, rate)?,
+        };
         let ids: Vec<BatchId> = batches.iter().map(|batch| batch.id).collect();
         consumer.trained(&ids, next)?;
         self.step = next;
@@ -164,17 +174,31 @@ impl<'a> Trainer<'a> {
         Ok(Some(sums))
     }
 
-    /// Rank 0 writes a checkpoint once every rank has noted its batches of the last step as trained.
-    fn save(&mut self) -> Result<(), AnyError> {
+    /// Where training stands, at rank 0, once every rank has noted its batches of the last step as trained.
+    fn standing(&mut self) -> Result<Option<Manifest>, AnyError> {
         self.exchange.meet()?;
-        if self.args.rank == 0 {
+        Ok((self.args.rank == 0).then(|| Manifest {
+            run_id: self.plan.run_id.clone(),
+            step: self.step.0,
+            trained: self.queue.trained_ranges(),
+            mask_token_id: self.plan.draft.mask_token_id,
+        }))
+    }
+
+    /// Rank 0 copies the state into memory that outlives it. Without room there, a death costs more steps, that is all.
+    fn snapshot(&mut self) -> Result<(), AnyError> {
+        let Some(manifest) = self.standing()? else { return Ok(()) };
+        self.receiver.consumer.phase(Phase::Snapshot);
+        if let Err(error) = checkpoint::snapshot(&self.plan.snapshots(), &manifest, &self.optimizer) {
+            tracing::warn!("no snapshot of step {}: {error}", self.step);
+        }
+        Ok(())
+    }
+
+    /// Rank 0 writes a checkpoint.
+    fn save(&mut self) -> Result<(), AnyError> {
+        if let Some(manifest) = self.standing()? {
             self.receiver.consumer.phase(Phase::Checkpoint);
-            let manifest = Manifest {
-                run_id: self.plan.run_id.clone(),
-                step: self.step.0,
-                trained: self.queue.trained_ranges(),
-                mask_token_id: self.plan.draft.mask_token_id,
-            };
             let keep = self.config.training.max_checkpoints as usize;
             checkpoint::save(&self.args.run, keep, &manifest, &self.drafter, &self.optimizer).your_input(SAVE_HINT)?;
         }

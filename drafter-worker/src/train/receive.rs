@@ -1,7 +1,7 @@
 //! One step's batches out of the queue: popped, copied to this process, released at once.
 
 use common::config::{Config, PopPolicy};
-use common::ids::{BatchId, Rank, Step};
+use common::ids::{BatchId, Rank, Role, Step};
 use common::queue::{Consumer, LeaseError, Phase, ReadLease, Rows, RowsError};
 use common::run_plan::RunPlan;
 use common::wait::{Patience, WaitError};
@@ -40,7 +40,7 @@ impl Share {
     pub(crate) fn new(config: &Config, plan: &RunPlan, rank: Rank) -> Share {
         Share {
             rank: u64::from(rank.0),
-            ranks: u64::from(config.run.pairs),
+            ranks: u64::from(config.run.workers(Role::Drafter)),
             batches_per_step: u64::from(config.training.batches_per_step),
             total_batches: plan.total_batches,
             policy: config.queue.policy,

@@ -4,7 +4,6 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-use common::exit::Code;
 use nix::sys::signal::Signal;
 
 /// Exit code, or the signal that killed it.
@@ -42,11 +41,6 @@ impl Ending {
     pub(crate) fn is_collateral(self) -> bool {
         self == Ending::Exit(3)
     }
-
-    /// The launcher's own exit code when this is what ended the run.
-    pub(crate) fn code(self) -> Code {
-        if self == Ending::YOUR_INPUT { Code::Input } else { Code::Failure }
-    }
 }
 
 impl fmt::Display for Ending {
@@ -79,11 +73,5 @@ mod tests {
         assert_eq!(words(63), "was killed by signal 63");
         assert_eq!(words(2 << 8), "failed (exit code 2)");
         assert_eq!(words(7 << 8), "ended with exit code 7");
-    }
-
-    #[test]
-    fn only_your_input_is_yours() {
-        assert_eq!(Ending::Exit(1).code(), Code::Input);
-        assert_eq!([Ending::Exit(2), Ending::Exit(101), Ending::Signal(9)].map(Ending::code), [Code::Failure; 3]);
     }
 }

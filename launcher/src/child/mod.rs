@@ -4,6 +4,9 @@
 //!   launcher alone.
 //! - It dies with the launcher, however the launcher dies: the kernel sends it SIGKILL when the *thread* that started it
 //!   ends. So only the launcher's main thread may call [`Child::spawn`].
+//! - It holds the read end of a pipe whose write end is the launcher's alone: where the kernel sends no signal, the
+//!   pipe's end tells it ([`common::launched`]).
+//! - What it leaves behind outside its group comes to the launcher, which ends it ([`Orphans`]).
 //! - Its end is seen through a pidfd, not by asking again and again.
 //! - Its output is drained by threads of its own, whatever the console does.
 #![expect(
@@ -12,6 +15,7 @@
 )]
 
 mod ending;
+mod orphans;
 mod pump;
 
 use std::ffi::OsString;
@@ -19,9 +23,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::launched::{ERROR_FILE, LastWords};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -30,10 +36,14 @@ use nix::unistd::{Pid, getppid};
 use crate::progress::Console;
 
 pub(crate) use ending::{Ending, signal_name};
+pub(crate) use orphans::Orphans;
 use pump::{Data, Pump, Sink, Tail};
 
 /// How long to wait for the output's end once the process is gone: somebody who left its group may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How long to wait for a killed process: one that hangs in the kernel must not hold the launcher.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -44,10 +54,32 @@ pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     /// Its arguments.
     pub(crate) args: Vec<OsString>,
+    /// What its environment has besides the launcher's.
+    pub(crate) env: Vec<(&'static str, String)>,
     /// Where its output is kept; appended to.
     pub(crate) log: PathBuf,
+    /// Which of its streams appear on the console too.
+    pub(crate) shown: Streams,
     /// Whether stdout is data for the launcher, not lines for people.
     pub(crate) stdout_is_data: bool,
+}
+
+/// Some of a process's output streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Streams {
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
+}
+
+impl Streams {
+    pub(crate) const ALL: Streams = Streams { stdout: true, stderr: true };
+}
+
+impl Launch {
+    /// Where the process leaves its last words: beside its log.
+    fn error_file(&self) -> PathBuf {
+        self.log.with_extension("error.json")
+    }
 }
 
 /// A process that did not start.
@@ -62,6 +94,10 @@ pub(crate) struct SpawnError {
 pub(crate) struct Child {
     process: std::process::Child,
     pidfd: OwnedFd,
+    /// Open as long as the launcher lives.
+    _lifeline: ChildStdin,
+    sink: Sink,
+    error_file: PathBuf,
     pumps: Vec<Pump>,
     data: Option<Data>,
     tail: Tail,
@@ -75,6 +111,8 @@ pub(crate) struct Ended {
     pub(crate) ending: Ending,
     /// Its last lines.
     pub(crate) tail: Vec<String>,
+    /// Why it ended, if it said so.
+    pub(crate) words: Option<LastWords>,
     /// From start to end.
     pub(crate) uptime: Duration,
     /// Its stdout, where that was data.
@@ -88,6 +126,11 @@ impl Child {
     /// The program is missing, the log cannot be opened, or the system is out of processes.
     pub(crate) fn spawn(launch: &Launch, console: &Console) -> Result<Child, SpawnError> {
         start(launch, console).map_err(|source| SpawnError { program: launch.program.clone(), source })
+    }
+
+    /// Its process id, until it is reaped.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id().cast_signed())
     }
 
     /// Readable once the process has ended.
@@ -105,14 +148,15 @@ impl Child {
         self.signal(Signal::SIGKILL);
     }
 
+    /// Leaves the process to itself: it was killed and does not end.
+    pub(crate) fn abandon(mut self) {
+        self.reaped = true;
+    }
+
     fn signal(&self, signal: Signal) {
         // The group keeps its number until the leader is reaped, so this never reaches a stranger. What has ended
         // needs no signal.
-        let _ = killpg(self.group(), signal);
-    }
-
-    fn group(&self) -> Pid {
-        Pid::from_raw(self.process.id().cast_signed())
+        let _ = killpg(self.pid(), signal);
     }
 
     /// Collects a process that has ended (or is about to: it waits), after ending what it left in its group and reading
@@ -129,7 +173,9 @@ impl Child {
         let deadline = Instant::now() + DRAIN;
         self.pumps.iter().for_each(|pump| pump.drain_until(deadline));
         let data = self.data.as_ref().map_or_else(Vec::new, |data| data.take_until(deadline));
-        Ok(Ended { ending: Ending::of(status), tail: self.tail.lines(), uptime, data })
+        let words = LastWords::read(&self.error_file);
+        words.iter().for_each(|words| self.sink.note(words));
+        Ok(Ended { ending: Ending::of(status), tail: self.tail.lines(), words, uptime, data })
     }
 }
 
@@ -137,8 +183,12 @@ impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
             self.kill();
-            // It was killed: this ends. Nobody is left to hear how.
-            let _ = self.process.wait();
+            let mut ended = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+            let patience = PollTimeout::try_from(KILL_PATIENCE).unwrap_or(PollTimeout::MAX);
+            if poll(&mut ended, patience).is_ok_and(|ready| ready > 0) {
+                // Nobody is left to hear how it ended.
+                let _ = self.process.wait();
+            }
         }
     }
 }
@@ -147,12 +197,19 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
     let tail = Tail::default();
     let sink = Sink::open(launch, console.clone(), tail.clone())?;
     let mut command = Command::new(&launch.program);
-    command.args(&launch.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.args(&launch.args).envs(launch.env.iter().map(|(key, value)| (key, value)));
+    command.env(ERROR_FILE, launch.error_file()).process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    match std::fs::remove_file(launch.error_file()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let launcher = Pid::this();
     // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
     unsafe { command.pre_exec(move || die_with(launcher)) };
     let started = Instant::now();
     let mut process = command.spawn()?;
+    let lifeline = process.stdin.take().expect("stdin was asked for");
     let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
     let pidfd = open_pidfd(process.id()).inspect_err(|_| {
         // Without a pidfd its end would go unseen, so it must not run; both calls can only fail if it is gone.
@@ -160,14 +217,15 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
         let _ = process.wait();
     })?;
     let stdout = stdout.expect("stdout was asked for");
-    let mut pumps = vec![Pump::start(stderr.expect("stderr was asked for"), sink.clone())];
+    let mut pumps = vec![Pump::start(stderr.expect("stderr was asked for"), sink.clone(), launch.shown.stderr)];
     let data = if launch.stdout_is_data {
         Some(Data::collect(stdout))
     } else {
-        pumps.push(Pump::start(stdout, sink));
+        pumps.push(Pump::start(stdout, sink.clone(), launch.shown.stdout));
         None
     };
-    Ok(Child { process, pidfd, pumps, data, tail, started, reaped: false })
+    let error_file = launch.error_file();
+    Ok(Child { process, pidfd, _lifeline: lifeline, sink, error_file, pumps, data, tail, started, reaped: false })
 }
 
 /// Ties this process's life to its parent's. Runs between fork and exec.

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use common::launched::LastWords;
+
 use super::Launch;
 use crate::progress::Console;
 
@@ -58,14 +60,24 @@ impl Sink {
         Ok(Sink { prefix: format!("[{}] ", launch.name), log: Arc::new(log), console, tail })
     }
 
-    fn line(&self, bytes: &[u8]) {
+    /// Keeps last words in the log; the console gets them from the supervision.
+    pub(super) fn note(&self, words: &LastWords) {
+        let hint = words.hint.iter().map(|hint| format!("hint: {hint}\n"));
+        let text = [format!("{}\n", words.error)].into_iter().chain(hint).collect::<String>();
+        // As in `line`.
+        let _ = (&*self.log).write_all(text.as_bytes());
+    }
+
+    fn line(&self, bytes: &[u8], shown: bool) {
         let text = String::from_utf8_lossy(bytes);
         let text = text.trim_end_matches(['\n', '\r']);
         // A full disk must not stop the run here: the checkpoint's writer will say so, and the console still shows it.
         let _ = (&*self.log).write_all(format!("{text}\n").as_bytes());
         // Workers mark their own log lines; panics and libraries do not.
-        let marked = if text.starts_with(&self.prefix) { text.to_owned() } else { format!("{}{text}", self.prefix) };
-        self.console.pass_on(marked);
+        let marked = || if text.starts_with(&self.prefix) { text.to_owned() } else { format!("{}{text}", self.prefix) };
+        if shown {
+            self.console.pass_on(marked());
+        }
         self.tail.push(text.to_owned());
     }
 }
@@ -76,10 +88,10 @@ pub(super) struct Pump {
 }
 
 impl Pump {
-    pub(super) fn start(stream: impl Read + Send + 'static, sink: Sink) -> Pump {
+    pub(super) fn start(stream: impl Read + Send + 'static, sink: Sink, shown: bool) -> Pump {
         let (alive, done) = channel();
         thread::spawn(move || {
-            pump(stream, |line| sink.line(line));
+            pump(stream, |line| sink.line(line, shown));
             drop(alive);
         });
         Pump { done }

@@ -12,7 +12,9 @@ fn script(folder: &Path, body: &str) -> Launch {
         name: "target 0".into(),
         program,
         args: vec!["--rank".into()],
+        env: vec![("ROLE", "target".into())],
         log: folder.join("log"),
+        shown: Streams::ALL,
         stdout_is_data: false,
     }
 }
@@ -41,6 +43,33 @@ fn every_line_on_the_console_is_marked_once() {
     let (console, lines) = Console::overheard();
     Child::spawn(&launch, &console).unwrap().reap().unwrap();
     assert_eq!(lines(), ["[target 0] INFO loaded", "[target 0] terminate called"]);
+}
+
+#[test]
+fn what_is_not_shown_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let shown = Streams { stdout: false, stderr: true };
+    let launch = Launch { shown, ..script(folder.path(), "echo out; echo err >&2") };
+    let (console, lines) = Console::overheard();
+    let ended = Child::spawn(&launch, &console).unwrap().reap().unwrap();
+    assert_eq!(lines(), ["[target 0] err"]);
+    assert_eq!(ended.tail.len(), 2);
+}
+
+#[test]
+fn last_words_are_read_from_the_error_file_and_kept_in_the_log() {
+    let (ended, log) =
+        run(r#"echo "{\"code\":2,\"error\":\"$ROLE lost\",\"hint\":\"look\"}" > $ERROR_FILE; exit 2"#, false);
+    let words = LastWords { code: 2, error: "target lost".into(), hint: Some("look".into()) };
+    assert_eq!((ended.words, log.as_str()), (Some(words), "target lost\nhint: look\n"));
+}
+
+#[test]
+fn words_of_an_earlier_life_are_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = script(folder.path(), "exit 2");
+    std::fs::write(launch.error_file(), r#"{"code":2,"error":"old","hint":null}"#).unwrap();
+    assert_eq!(Child::spawn(&launch, &Console::silent()).unwrap().reap().unwrap().words, None);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Code, Fault};
 
-use crate::child::{Launch, signal_name};
+use crate::child::{Launch, Streams, signal_name};
 use crate::fleet::LOGS;
 use crate::progress::Console;
 use crate::report;
@@ -30,7 +30,9 @@ pub(super) fn decode(
         name: "evaluate".into(),
         program: programs.join("drafter-worker"),
         args,
+        env: Vec::new(),
         log: log.clone(),
+        shown: Streams::ALL,
         stdout_is_data: true,
     };
     let (end, stopped) = run_alone(&launch, signals, console).our_failure(super::PROGRAMS_HINT)?;
@@ -38,7 +40,7 @@ pub(super) fn decode(
         return Err(stopped_by(signal));
     }
     if !end.ending.is_success() {
-        let (lines, fault) = report::failure("evaluation", &end, 0, &log);
+        let (lines, fault) = report::Failure::new("evaluation", &end, None, &log).page(None);
         lines.into_iter().for_each(|line| console.say(format!("tandem: {line}")));
         return Err(fault);
     }

@@ -30,7 +30,7 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Result<(), Fault> {
     let programs = programs()?;
     let folder = temporary_run(&models)?;
     let console = Console::start();
-    let mut signals = Signals::install().our_failure("the system refuses signal handlers")?;
+    let mut signals = Signals::install(&Signals::USUAL).our_failure("the system refuses signal handlers")?;
     let report = decode::decode(folder.path(), programs, Some(&draft), &mut signals, &console);
     console.flush();
     let report = report?;

@@ -1,5 +1,6 @@
 //! `tandem run`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,15 +15,13 @@ use super::decode::{decode, stopped_by};
 use super::{held_out_prompts, load, print, programs};
 use crate::args::RunArgs;
 use crate::child::signal_name;
-use crate::fleet::{Fleet, FleetError, log_file};
+use crate::fleet::{Fleet, FleetError, FleetSpec, LOGS};
 use crate::inspect::Watch;
+use crate::output::OutputArgs;
 use crate::plan::{Models, Plan, RunFolder};
 use crate::progress::Console;
-use crate::report::{self, Summary};
+use crate::report::{self, RunFailure, Summary};
 use crate::supervise::{self, Outcome, Rules, Signals, Story};
-
-/// How long workers may take to end once asked: a large drafter's checkpoint has to fit in.
-const GRACE: Duration = Duration::from_secs(120);
 
 /// What every shared memory segment of Tandem starts with.
 const SEGMENT_PREFIX: &str = "tandem-";
@@ -47,6 +46,10 @@ struct Run<'a> {
     plan: Plan,
     folder: RunFolder,
     programs: PathBuf,
+    logs: PathBuf,
+    output: OutputArgs,
+    /// Whether it goes on where an earlier one ended.
+    resume: bool,
     /// Held-out prompts to decode; none if nothing is to be evaluated.
     prompts: Option<usize>,
     signals: Signals,
@@ -56,14 +59,16 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// Everything that can be refused is refused here, before the folder is touched.
     fn prepare(args: &RunArgs, console: &'a Console) -> Result<Run<'a>, Fault> {
-        let models = Models::read(load(&args.config, &args.overrides)?, None)?;
+        let models = Models::read(load(&args.config, &args.overrides())?, None)?;
         let (programs, prompts) = (programs()?, held_out_prompts(&models)?);
         let plan = Plan::new(models, console)?;
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
-        let folder = RunFolder::create(&plan.models.config.run.output_dir)
-            .your_input("choose another run.output_dir, or wait for the run that uses it")?;
-        let signals = Signals::install().our_failure("the system refuses signal handlers")?;
-        let run = Run { plan, folder, programs, prompts, signals, console };
+        let folder = take_folder(&plan, args.resume)?;
+        let signals = Signals::install(&args.signals_to_handle).your_input("leave it out of --signals-to-handle")?;
+        let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
+        fs::create_dir_all(&logs).your_input("choose a --log-dir that can be written to")?;
+        let (output, resume) = (args.output.clone(), args.resume);
+        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, console };
         run.write_down()?;
         Ok(run)
     }
@@ -86,9 +91,10 @@ impl<'a> Run<'a> {
     fn whole(&mut self) -> Result<(), Fault> {
         let before = self.decode(None)?;
         let story = self.train()?;
-        if let Outcome::Failed(worker, _) = story.outcome {
-            let log = log_file(&self.folder.path, worker);
-            let (lines, fault) = report::failure(&worker.to_string(), &story.ended[&worker], story.restarts, &log);
+        if let Outcome::Failed(worker, reason) = story.outcome {
+            let failure = RunFailure::new(&self.plan.run.run_id, worker, reason, &story);
+            failure.write(&self.folder.path).your_input("the run folder cannot be written to")?;
+            let (lines, fault) = failure.page();
             lines.iter().for_each(|line| self.say(line));
             return Err(fault);
         }
@@ -125,14 +131,18 @@ impl<'a> Run<'a> {
 
     /// The fleet's whole life. Its shared memory is gone when this returns, however it returns.
     fn train(&mut self) -> Result<Story, Fault> {
-        let spec = self.plan.fleet(&self.folder.path, self.programs.clone());
+        let queue = self.plan.queue();
+        let parameters = self.plan.run.draft.parameter_count() as usize;
+        let (run_dir, programs, logs) = (self.folder.path.clone(), self.programs.clone(), self.logs.clone());
+        let spec = FleetSpec { run_dir, logs, output: self.output.clone(), programs, queue, parameters };
         let mut watch = Watch::new(&self.plan.run);
-        let rules = Rules { max_restarts: self.plan.models.config.run.max_restarts, grace: GRACE };
         let mut fleet = Fleet::create(spec, self.console).map_err(fleet_fault)?;
-        self.say("training");
+        fleet.adopt_orphans().our_failure("the system refuses to make this process a subreaper")?;
+        let from = if self.resume { fleet.rewind().map_err(fleet_fault)? } else { "the beginning".into() };
+        self.say(&format!("training from {from}"));
         let console = self.console;
         let mut show = || watch.progress().into_iter().for_each(|progress| console.progress(progress));
-        let story = supervise::supervise(&mut fleet, &mut self.signals, rules, console, &mut show);
+        let story = supervise::supervise(&mut fleet, &mut self.signals, rules(&self.plan), console, &mut show);
         console.clear_progress();
         story.our_failure(super::PROGRAMS_HINT)
     }
@@ -174,6 +184,27 @@ impl<'a> Run<'a> {
 
     fn say(&self, text: &str) {
         self.console.say(format!("tandem: {text}"));
+    }
+}
+
+fn take_folder(plan: &Plan, resume: bool) -> Result<RunFolder, Fault> {
+    let path = &plan.models.config.run.output_dir;
+    if !resume {
+        return RunFolder::create(path).your_input("choose another run.output_dir, or wait for the run that uses it");
+    }
+    let folder = RunFolder::resume(path).your_input("without --resume a run starts from the beginning")?;
+    plan.continues(path).your_input("resume with the configuration of the run, or start a new one without --resume")?;
+    Ok(folder)
+}
+
+fn rules(plan: &Plan) -> Rules {
+    let run = &plan.models.config.run;
+    Rules {
+        max_restarts: run.max_restarts,
+        window: Duration::from_secs(run.restart_window_s),
+        startup_retries: run.startup_retries,
+        grace_target: Duration::from_secs(run.grace_target_s),
+        grace_drafter: Duration::from_secs(run.grace_drafter_s),
     }
 }
 

@@ -21,6 +21,9 @@ pub(crate) struct RunFolder {
 /// A run folder that cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FolderError {
+    /// There is nothing to go on with.
+    #[error("{0}: no run is there to resume")]
+    NoRun(PathBuf),
     /// Another launcher is at work there.
     #[error("{0}: another run is going on there")]
     InUse(PathBuf),
@@ -44,6 +47,18 @@ impl RunFolder {
     /// Another run is at work there, the folder holds something else, or the file system says no.
     pub(crate) fn create(path: &Path) -> Result<RunFolder, FolderError> {
         let moved = make_way(path)?;
+        RunFolder::at(path, moved)
+    }
+
+    /// Takes the folder of an earlier run as it is.
+    ///
+    /// # Errors
+    /// There is no run, or another launcher is at work there.
+    pub(crate) fn resume(path: &Path) -> Result<RunFolder, FolderError> {
+        if path.join(LOCK).is_file() { RunFolder::at(path, None) } else { Err(FolderError::NoRun(path.to_owned())) }
+    }
+
+    fn at(path: &Path, moved: Option<PathBuf>) -> Result<RunFolder, FolderError> {
         let logs = path.join(LOGS);
         at(&logs, fs::create_dir_all(&logs))?;
         let lock = lock(path)?;
@@ -100,6 +115,18 @@ mod tests {
         let summary = |name: &str| fs::read_to_string(parent.path().join(name).join("summary.json")).unwrap();
         assert_eq!((summary("runs/tiny.1"), summary("runs/tiny.2")), ("first".into(), "second".into()));
         assert!(path.join(LOGS).is_dir() && !path.join("summary.json").exists());
+    }
+
+    #[test]
+    fn a_run_is_resumed_where_it_is_and_nowhere_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run");
+        assert!(matches!(RunFolder::resume(&path), Err(FolderError::NoRun(_))));
+        assert!(!path.exists());
+        drop(RunFolder::create(&path).unwrap());
+        let resumed = RunFolder::resume(&path).unwrap();
+        assert!(matches!(RunFolder::resume(&path), Err(FolderError::InUse(_))));
+        assert_eq!((resumed.moved.as_ref(), resumed.path.as_path()), (None, path.as_path()));
     }
 
     #[test]

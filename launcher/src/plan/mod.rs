@@ -2,13 +2,14 @@
 
 mod accounting;
 mod folder;
+mod resume;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::config::{Config, DrafterSection};
 use common::exit::{AnyError, Blame, Code, Fault};
-use common::ids::BatchId;
+use common::ids::{BatchId, Role};
 use common::model_config::{DraftConfig, TargetConfig};
 use common::queue::QueueSpec;
 use common::run_plan::RunPlan;
@@ -16,10 +17,10 @@ use data::plan::{BatchPlan, PlanOptions};
 use data::store::{Accounting, StoreOptions, TokenStore};
 use data::tokenizer::ChatTokenizer;
 
-use crate::fleet::FleetSpec;
 use crate::progress::{Console, Progress};
 
 pub(crate) use folder::RunFolder;
+pub(crate) use resume::ResumeError;
 
 const TARGET_HINT: &str =
     "set model.target_model_path to the Hugging Face folder of a dense Llama, Qwen2 or Qwen3 model";
@@ -106,11 +107,19 @@ impl Plan {
         })
     }
 
-    /// What the fleet of this run is made from.
-    pub(crate) fn fleet(&self, run_dir: &Path, programs: PathBuf) -> FleetSpec {
+    /// Refuses to go on with a run whose weights were decided by something else.
+    ///
+    /// # Errors
+    /// What differs, or the earlier run cannot be read.
+    pub(crate) fn continues(&self, run_dir: &Path) -> Result<(), ResumeError> {
+        resume::check(&self.models.config, &self.run, run_dir)
+    }
+
+    /// What the queue of this run is made from.
+    pub(crate) fn queue(&self) -> QueueSpec {
         let (config, run) = (&self.models.config, &self.run);
         let slot_bytes = run.draft.slot_token_bytes(config.model.torch_dtype) * u64::from(config.data.batch_tokens);
-        let queue = QueueSpec {
+        QueueSpec {
             run_id: run.run_id.clone(),
             capacity: config.queue.capacity,
             batch_tokens: config.data.batch_tokens,
@@ -121,12 +130,11 @@ impl Plan {
             gate: config.queue.gate,
             policy: config.queue.policy,
             max_age: Duration::from_secs_f64(config.queue.max_age_s),
-            targets: config.run.pairs,
-            drafters: config.run.pairs,
+            targets: config.run.workers(Role::Target),
+            drafters: config.run.workers(Role::Drafter),
             total_batches: run.total_batches,
             seed: config.training.seed,
-        };
-        FleetSpec { run_dir: run_dir.to_owned(), programs, parameters: run.draft.parameter_count() as usize, queue }
+        }
     }
 
     /// The plan in a few lines.
@@ -152,8 +160,13 @@ impl Plan {
         ];
         lines.extend(accounting::lines(&self.accounting, config));
         lines.push(format!(
-            "plan: {} steps, {} batches of up to {} tokens; {} x (target, drafter), threads of each {}",
-            run.total_steps, run.total_batches, config.data.batch_tokens, config.run.pairs, run.threads
+            "plan: {} steps, {} batches of up to {} tokens; {} target and {} drafter workers, threads of each {}",
+            run.total_steps,
+            run.total_batches,
+            config.data.batch_tokens,
+            config.run.workers(Role::Target),
+            config.run.workers(Role::Drafter),
+            run.threads
         ));
         lines
     }
@@ -202,7 +215,7 @@ fn threads(config: &Config) -> u32 {
         return config.run.threads;
     }
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    (cores / (2 * config.run.pairs)).max(1)
+    (cores / (config.run.workers(Role::Target) + config.run.workers(Role::Drafter))).max(1)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use nix::sys::signal::Signal;
+use signal_hook::consts::FORBIDDEN;
 
 use super::decide::Alarm;
 
@@ -20,15 +21,21 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes SIGTERM, SIGINT, SIGHUP and SIGQUIT.
+    /// Those that end a program.
+    pub(crate) const USUAL: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
+
+    /// Takes the given signals.
     ///
     /// # Errors
-    /// The system refuses the handlers.
-    pub(crate) fn install() -> io::Result<Signals> {
+    /// The system refuses a handler: SIGKILL's, for one.
+    pub(crate) fn install(signals: &[Signal]) -> io::Result<Signals> {
+        if let Some(signal) = signals.iter().find(|signal| FORBIDDEN.contains(&(**signal as i32))) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{signal} cannot be handled")));
+        }
         let (pipe, sender) = UnixStream::pair()?;
         pipe.set_nonblocking(true)?;
         let last = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
+        for signal in signals.iter().map(|signal| *signal as i32) {
             // In this order: the number is there when the pipe wakes us.
             signal_hook::flag::register_usize(signal, Arc::clone(&last), signal.unsigned_abs() as usize)?;
             signal_hook::low_level::pipe::register(signal, sender.try_clone()?)?;
@@ -106,12 +113,19 @@ impl Alarms {
 
 #[cfg(test)]
 mod tests {
+    use common::ids::Role;
+
     use super::*;
+
+    #[test]
+    fn sigkill_is_refused() {
+        assert!(Signals::install(&[Signal::SIGKILL]).is_err());
+    }
 
     #[test]
     fn alarms_ring_in_order_and_once() {
         let mut alarms = Alarms::default();
-        alarms.set(Alarm::Grace, Duration::from_secs(3600));
+        alarms.set(Alarm::Grace(Role::Target), Duration::from_secs(3600));
         alarms.set(Alarm::RespawnDrafters, Duration::ZERO);
         assert_eq!(alarms.next(Duration::from_secs(9)), Duration::ZERO);
         assert_eq!(alarms.rung(), [Alarm::RespawnDrafters]);

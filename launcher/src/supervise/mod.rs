@@ -2,6 +2,7 @@
 
 mod decide;
 mod events;
+mod rules;
 
 use std::collections::HashMap;
 use std::io;
@@ -9,14 +10,16 @@ use std::time::{Duration, Instant};
 
 use common::ids::Role;
 
-use crate::child::{Child, Ended, Launch, signal_name};
-use crate::fleet::{Fleet, FleetError};
+use crate::child::{Child, Ended, Ending, Launch, signal_name};
+use crate::fleet::{Death, Fleet, FleetError};
 use crate::progress::Console;
+use crate::report;
 use decide::{Action, Crew, Event};
 use events::Alarms;
 
-pub(crate) use decide::{Outcome, Rules, WorkerId};
+pub(crate) use decide::{Outcome, WorkerId};
 pub(crate) use events::{Signals, wait};
+pub(crate) use rules::{Exit, Reason, Rules};
 
 /// The longest sleep: the progress bar moves this often.
 const TICK: Duration = Duration::from_millis(200);
@@ -26,9 +29,9 @@ pub(crate) struct Story {
     /// The end of it.
     pub(crate) outcome: Outcome,
     /// The last that was heard of each worker.
-    pub(crate) ended: HashMap<WorkerId, Ended>,
-    /// Restarts of the worker that the run failed with; 0 if it did not.
-    pub(crate) restarts: u32,
+    pub(crate) ended: HashMap<WorkerId, Death>,
+    /// Restarts of each worker that failed.
+    pub(crate) restarts: HashMap<WorkerId, u32>,
     /// Restarts of targets that failed.
     pub(crate) target_restarts: u32,
     /// Restarts of drafters that failed; one takes all drafters along.
@@ -63,9 +66,9 @@ pub(crate) fn supervise(
     for worker in &workers {
         fleet.spawn(*worker)?;
     }
-    let crew = Crew::new(workers, rules);
+    let crew = Crew::new(workers.iter().copied(), rules);
     let started = Instant::now();
-    let state = Loop { fleet, console, crew, rules, alarms: Alarms::default(), ended: HashMap::new(), started };
+    let state = Loop { fleet, console, crew, workers, alarms: Alarms::default(), ended: HashMap::new(), started };
     state.run(signals, watch)
 }
 
@@ -73,9 +76,9 @@ struct Loop<'a> {
     fleet: &'a mut Fleet,
     console: &'a Console,
     crew: Crew,
-    rules: Rules,
+    workers: Vec<WorkerId>,
     alarms: Alarms,
-    ended: HashMap<WorkerId, Ended>,
+    ended: HashMap<WorkerId, Death>,
     started: Instant,
 }
 
@@ -91,7 +94,7 @@ impl Loop<'_> {
                 if matches!(event, Event::Exited(worker, _) if worker.role == Role::Drafter) {
                     training = self.started.elapsed();
                 }
-                for action in decide::decide(&mut self.crew, event) {
+                for action in decide::decide(&mut self.crew, event, self.started.elapsed()) {
                     self.perform(action)?;
                 }
             }
@@ -100,13 +103,9 @@ impl Loop<'_> {
     }
 
     fn story(self, outcome: Outcome, training: Duration) -> Story {
-        let restarts = match outcome {
-            Outcome::Failed(worker, _) => self.crew.restarts(worker),
-            Outcome::Trained | Outcome::Stopped(_) => 0,
-        };
         Story {
             outcome,
-            restarts,
+            restarts: self.workers.iter().map(|worker| (*worker, self.crew.restarts(*worker))).collect(),
             target_restarts: self.crew.restarts_of(Role::Target),
             drafter_restarts: self.crew.restarts_of(Role::Drafter),
             ended: self.ended,
@@ -119,11 +118,11 @@ impl Loop<'_> {
         let ended = self.fleet.wait(signals, self.alarms.next(TICK))?;
         let mut exits = Vec::new();
         for worker in ended {
-            let end = self.fleet.reap(worker)?;
-            exits.push(Event::Exited(worker, end.ending));
-            self.ended.insert(worker, end);
+            let death = self.fleet.reap(worker)?;
+            exits.push(Event::Exited(worker, death.exit));
+            self.ended.insert(worker, death);
         }
-        exits.sort_by_key(|event| matches!(event, Event::Exited(_, ending) if ending.is_collateral()));
+        exits.sort_by_key(|event| matches!(event, Event::Exited(_, exit) if exit.ending.is_collateral()));
         let alarms = self.alarms.rung().into_iter().map(Event::Rang);
         let signals = signals.pending().into_iter().map(Event::Signal);
         Ok(alarms.chain(signals).chain(exits).collect())
@@ -138,9 +137,10 @@ impl Loop<'_> {
                 };
                 self.console.say(format!("tandem: {}: {what}", signal_name(signal)));
             }
-            Event::Exited(worker, ending) if !self.crew.expected(worker, ending) => {
-                let uptime = self.ended[&worker].uptime.as_secs_f64();
-                self.console.say(format!("tandem: {worker} {ending} after {uptime:.1} s"));
+            // What will not be tried again is the last page's to tell.
+            Event::Exited(_, exit) if exit.ending == Ending::YOUR_INPUT => {}
+            Event::Exited(worker, exit) if !self.crew.expected(worker, exit.ending) => {
+                self.console.say(format!("tandem: {}", report::death(worker, &self.ended[&worker])));
             }
             Event::Exited(..) | Event::Rang(_) => {}
         }
@@ -155,9 +155,10 @@ impl Loop<'_> {
                 let from = self.fleet.rewind()?;
                 self.console.say(format!("tandem: drafters go on from {from}"));
             }
+            Action::Abandon(worker) => self.fleet.abandon(worker),
             Action::Spawn(worker) => {
-                let (restarts, most) = (self.crew.restarts(worker), self.rules.max_restarts);
-                self.console.say(format!("tandem: starting {worker} again (restarts used: {restarts} of {most})"));
+                let restarts = self.crew.restarts(worker);
+                self.console.say(format!("tandem: starting {worker} again (failures so far: {restarts})"));
                 self.fleet.spawn(worker)?;
             }
             Action::Set(alarm, after) => self.alarms.set(alarm, after),

@@ -12,8 +12,8 @@ use common::queue::{QueueSpec, Snapshot};
 use tempfile::TempDir;
 
 use super::*;
-use crate::child::Ending;
 use crate::fleet::FleetSpec;
+use crate::output::OutputArgs;
 
 /// A run folder with programs of shell beside it.
 struct Stage {
@@ -54,7 +54,8 @@ impl Stage {
             total_batches: 10,
             seed: 0,
         };
-        let spec = FleetSpec { run_dir, programs: folder.path().to_owned(), parameters: 4, queue };
+        let (logs, programs) = (run_dir.join("logs"), folder.path().to_owned());
+        let spec = FleetSpec { run_dir, logs, output: OutputArgs::default(), programs, parameters: 4, queue };
         Stage { folder, spec }
     }
 
@@ -66,7 +67,14 @@ impl Stage {
     fn play(&self, max_restarts: u32, mut watch: impl FnMut(&dyn Fn(i32))) -> Story {
         let (mut signals, send) = Signals::from_test();
         let console = Console::silent();
-        let rules = Rules { max_restarts, grace: Duration::from_secs(20) };
+        // Workers of shell are never ready.
+        let rules = Rules {
+            max_restarts,
+            window: Duration::from_secs(600),
+            startup_retries: max_restarts,
+            grace_target: Duration::from_secs(20),
+            grace_drafter: Duration::from_secs(20),
+        };
         let mut fleet = Fleet::create(self.spec.clone(), &console).unwrap();
         let end = Instant::now() + Duration::from_secs(120);
         let mut watch = || {
@@ -92,11 +100,15 @@ impl Stage {
 
 #[test]
 fn workers_get_their_command_line_and_the_run_ends_with_them() {
-    let stage = Stage::new(2, "echo $*", "echo $*");
+    let environment = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $ROLE $PAIR $RESTART_COUNT $RUN_ID";
+    let stage = Stage::new(2, &format!("echo $*; {environment}"), "echo $*");
     let story = stage.play(0, |_| ());
     assert_eq!(story.outcome, Outcome::Trained);
     let run = stage.run_dir().display().to_string();
-    assert_eq!(stage.read("logs/target-1.log"), format!("--run {run} --rank 1\n"));
+    assert_eq!(
+        stage.read("logs/target-1.log"),
+        format!("--run {run} --rank 1\n1 1 2 2 target 1 0 {}\n", stage.spec.queue.run_id)
+    );
     assert_eq!(stage.read("logs/drafter-0.log"), format!("train --run {run} --rank 0\n"));
 }
 
@@ -107,6 +119,7 @@ fn a_failed_target_is_started_again_and_the_drafter_does_not_notice() {
     let stage = Stage::new(1, target, drafter);
     let story = stage.play(2, |_| ());
     assert_eq!((story.outcome, story.target_restarts, story.drafter_restarts), (Outcome::Trained, 2, 0));
+    assert!(stage.run_dir().join("logs/target-0.2.log").is_file(), "each life has a log of its own");
     assert_eq!((stage.read("starts").lines().count(), stage.read("drafters").lines().count()), (3, 1));
 }
 
@@ -115,16 +128,16 @@ fn a_budget_is_not_exceeded_and_the_drafter_may_save() {
     let drafter = "trap 'echo saved > $RUN/saved; exit 0' TERM; touch $RUN/ready; while :; do sleep 0.05; done";
     let stage = Stage::new(1, "while [ ! -e $RUN/ready ]; do sleep 0.05; done; echo gone >&2; exit 2", drafter);
     let story = stage.play(1, |_| ());
-    assert_eq!((story.outcome, story.restarts), (Outcome::Failed(TARGET, Ending::Exit(2)), 1));
+    assert_eq!((story.outcome, story.restarts[&TARGET]), (Outcome::Failed(TARGET, Reason::StartUp(2)), 1));
     assert_eq!(stage.read("saved"), "saved\n");
-    assert_eq!(story.ended[&TARGET].tail, ["gone"]);
+    assert_eq!(story.ended[&TARGET].end.tail, ["gone"]);
 }
 
 #[test]
 fn what_is_your_input_is_not_tried_again() {
     let stage = Stage::new(1, "sleep 600", "echo x >> $RUN/starts; exit 1");
     let story = stage.play(3, |_| ());
-    assert_eq!(story.outcome, Outcome::Failed(DRAFTER, Ending::Exit(1)));
+    assert_eq!(story.outcome, Outcome::Failed(DRAFTER, Reason::Refused));
     assert_eq!(stage.read("starts"), "x\n");
 }
 

@@ -12,34 +12,58 @@ fn drafter(rank: u32) -> WorkerId {
 }
 
 fn crew(pairs: u32, max_restarts: u32) -> Crew {
-    let rules = Rules { max_restarts, grace: Duration::from_secs(60) };
+    let rules = Rules {
+        max_restarts,
+        window: Duration::from_secs(600),
+        startup_retries: 0,
+        grace_target: Duration::from_secs(30),
+        grace_drafter: Duration::from_secs(60),
+    };
     Crew::new((0..pairs).flat_map(|rank| [target(rank), drafter(rank)]), rules)
 }
 
+/// The end of a worker that had done something.
 fn exited(id: WorkerId, ending: Ending) -> Event {
-    Event::Exited(id, ending)
+    Event::Exited(id, Exit { ending, ready: true, batches: 1 })
+}
+
+/// The end of one that had done nothing.
+fn fruitless(id: WorkerId, ending: Ending) -> Event {
+    Event::Exited(id, Exit { ending, ready: true, batches: 0 })
+}
+
+/// As the table is asked, at no time in particular.
+fn decide(crew: &mut Crew, event: Event) -> Vec<Action> {
+    super::decide(crew, event, Duration::ZERO)
+}
+
+const GRACES: [Action; 2] = [
+    Action::Set(Alarm::Grace(Role::Target), Duration::from_secs(30)),
+    Action::Set(Alarm::Grace(Role::Drafter), Duration::from_secs(60)),
+];
+
+/// Of a worker's first life.
+fn kill(id: WorkerId) -> [Action; 2] {
+    [Action::Kill(id), Action::Set(Alarm::Killed(id, 1), KILL_PATIENCE)]
 }
 
 #[test]
 fn a_run_that_goes_well_ends_with_its_drafters_then_its_targets() {
     let mut crew = crew(2, 3);
     assert_eq!(decide(&mut crew, exited(drafter(0), Ending::Exit(0))), []);
-    assert_eq!(
-        decide(&mut crew, exited(drafter(1), Ending::Exit(0))),
-        [Action::Set(Alarm::Grace, Duration::from_secs(60))]
-    );
+    assert_eq!(decide(&mut crew, exited(drafter(1), Ending::Exit(0))), GRACES[..1]);
     assert_eq!(decide(&mut crew, exited(target(1), Ending::Exit(0))), []);
     assert_eq!(crew.outcome(), None);
-    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Grace)), [Action::Kill(target(0))]);
+    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Grace(Role::Target))), kill(target(0)));
     decide(&mut crew, exited(target(0), KILLED));
     assert_eq!(crew.outcome(), Some(Outcome::Trained));
 }
 
 #[test]
-fn a_failed_target_comes_back_alone_and_rests_longer_each_time() {
+fn a_failed_target_comes_back_alone_and_at_once_if_it_had_done_something() {
     let mut crew = crew(2, 9);
-    for seconds in [0, 1, 2, 4, 8, 16, 30, 30] {
-        let rest = Action::Set(Alarm::Respawn(target(1)), Duration::from_secs(seconds));
+    for _ in 0..8 {
+        let rest = Action::Set(Alarm::Respawn(target(1)), Duration::ZERO);
         let actions = decide(&mut crew, exited(target(1), Ending::Exit(101)));
         assert_eq!(actions, [Action::Reclaim(target(1)), rest]);
         assert_eq!(decide(&mut crew, Event::Rang(Alarm::Respawn(target(1)))), [Action::Spawn(target(1))]);
@@ -54,7 +78,7 @@ fn a_failed_drafter_takes_the_others_along_and_all_go_on_from_the_checkpoint() {
     decide(&mut crew, exited(target(2), Ending::Exit(0)));
     decide(&mut crew, exited(drafter(2), Ending::Exit(0)));
     assert!(!crew.expected(drafter(0), KILLED));
-    assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), [Action::Kill(drafter(1))]);
+    assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), kill(drafter(1)));
     assert!(crew.expected(drafter(1), KILLED), "its death was our doing");
     let rest = Action::Set(Alarm::RespawnDrafters, Duration::ZERO);
     assert_eq!(decide(&mut crew, exited(drafter(1), Ending::Exit(3))), [rest]);
@@ -65,22 +89,48 @@ fn a_failed_drafter_takes_the_others_along_and_all_go_on_from_the_checkpoint() {
 }
 
 #[test]
-fn a_lone_drafter_rests_at_once() {
+fn a_lone_drafter_rests_at_once_and_longer_if_it_did_nothing() {
     let mut crew = crew(1, 3);
-    let rest = |seconds| [Action::Set(Alarm::RespawnDrafters, Duration::from_secs(seconds))];
-    assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), rest(0));
+    assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), [Action::Set(Alarm::RespawnDrafters, Duration::ZERO)]);
     decide(&mut crew, Event::Rang(Alarm::RespawnDrafters));
-    assert_eq!(decide(&mut crew, exited(drafter(0), KILLED)), rest(1));
+    decide(&mut crew, fruitless(drafter(0), KILLED));
+    decide(&mut crew, Event::Rang(Alarm::RespawnDrafters));
+    let actions = decide(&mut crew, fruitless(drafter(0), KILLED));
+    let [Action::Set(Alarm::RespawnDrafters, rest)] = actions[..] else { panic!("{actions:?}") };
+    assert!((0.8..=1.2).contains(&rest.as_secs_f64()), "{rest:?}");
+}
+
+#[test]
+fn what_hangs_in_the_kernel_is_left_behind_and_is_the_cause() {
+    let mut crew = crew(2, 3);
+    let actions = decide(&mut crew, exited(drafter(0), KILLED));
+    assert_eq!(actions, kill(drafter(1)));
+    let actions = decide(&mut crew, Event::Rang(Alarm::Killed(drafter(1), 1)));
+    let rest = [Action::Terminate(target(0)), Action::Terminate(target(1)), GRACES[0], GRACES[1]];
+    assert_eq!((actions[0], &actions[1..]), (Action::Abandon(drafter(1)), &rest[..]));
+    decide(&mut crew, exited(target(0), Ending::Exit(0)));
+    decide(&mut crew, exited(target(1), Ending::Exit(0)));
+    assert_eq!(crew.outcome(), Some(Outcome::Failed(drafter(1), Reason::Unkillable)));
+}
+
+#[test]
+fn an_alarm_of_an_earlier_life_harms_nobody() {
+    let mut crew = crew(2, 3);
+    decide(&mut crew, exited(drafter(0), KILLED));
+    decide(&mut crew, exited(drafter(1), KILLED));
+    decide(&mut crew, Event::Rang(Alarm::RespawnDrafters));
+    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Killed(drafter(1), 1))), []);
 }
 
 #[test]
 fn what_is_your_input_or_beyond_the_budget_ends_the_run_and_is_its_cause() {
-    for (max_restarts, ending) in [(3, Ending::Exit(1)), (0, KILLED)] {
+    let budget = Reason::Budget(0, Duration::from_secs(600));
+    for (max_restarts, ending, reason) in [(3, Ending::Exit(1), Reason::Refused), (0, KILLED, budget)] {
         let mut crew = crew(1, max_restarts);
-        let grace = Action::Set(Alarm::Grace, Duration::from_secs(60));
-        assert_eq!(decide(&mut crew, exited(target(0), ending)), [Action::Terminate(drafter(0)), grace]);
+        let asked = [Action::Terminate(drafter(0)), GRACES[0], GRACES[1]];
+        assert_eq!(decide(&mut crew, exited(target(0), ending)), asked);
         decide(&mut crew, exited(drafter(0), Ending::Exit(3)));
-        assert_eq!(crew.outcome(), Some(Outcome::Failed(target(0), ending)));
+        assert_eq!(crew.outcome(), Some(Outcome::Failed(target(0), reason)));
         assert_eq!(crew.restarts_of(Role::Target), 0);
     }
 }
@@ -91,21 +141,20 @@ fn giving_up_calls_off_whoever_was_to_come_back() {
     decide(&mut crew, exited(target(0), KILLED));
     decide(&mut crew, exited(drafter(0), KILLED));
     let actions = decide(&mut crew, exited(target(1), Ending::Exit(1)));
-    assert_eq!(actions, [Action::Set(Alarm::Grace, Duration::from_secs(60))], "drafter 1 is being killed already");
+    assert_eq!(actions, GRACES, "drafter 1 is being killed already");
     assert_eq!(decide(&mut crew, Event::Rang(Alarm::Respawn(target(0)))), []);
     assert_eq!(decide(&mut crew, exited(drafter(1), KILLED)), []);
     assert_eq!(decide(&mut crew, Event::Rang(Alarm::RespawnDrafters)), []);
-    assert_eq!(crew.outcome(), Some(Outcome::Failed(target(1), Ending::Exit(1))));
+    assert_eq!(crew.outcome(), Some(Outcome::Failed(target(1), Reason::Refused)));
 }
 
 #[test]
 fn the_first_signal_asks_and_the_second_kills() {
     let mut crew = crew(1, 3);
-    let grace = Action::Set(Alarm::Grace, Duration::from_secs(60));
-    let asked = [Action::Terminate(target(0)), Action::Terminate(drafter(0)), grace];
+    let asked = [Action::Terminate(target(0)), Action::Terminate(drafter(0)), GRACES[0], GRACES[1]];
     assert_eq!(decide(&mut crew, Event::Signal(TERM)), asked);
     decide(&mut crew, exited(target(0), Ending::Exit(0)));
-    assert_eq!(decide(&mut crew, Event::Signal(2)), [Action::Kill(drafter(0))]);
+    assert_eq!(decide(&mut crew, Event::Signal(2)), kill(drafter(0)));
     decide(&mut crew, exited(drafter(0), KILLED));
     assert_eq!(crew.outcome(), Some(Outcome::Stopped(TERM)));
 }
@@ -114,7 +163,8 @@ fn the_first_signal_asks_and_the_second_kills() {
 fn a_stopped_run_does_not_wait_for_ever() {
     let mut crew = crew(1, 3);
     decide(&mut crew, Event::Signal(TERM));
-    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Grace)), [Action::Kill(target(0)), Action::Kill(drafter(0))]);
+    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Grace(Role::Target))), kill(target(0)));
+    assert_eq!(decide(&mut crew, Event::Rang(Alarm::Grace(Role::Drafter))), kill(drafter(0)));
     decide(&mut crew, exited(drafter(0), KILLED));
     decide(&mut crew, exited(target(0), KILLED));
     assert_eq!(crew.outcome(), Some(Outcome::Stopped(TERM)));
@@ -122,10 +172,9 @@ fn a_stopped_run_does_not_wait_for_ever() {
 
 #[test]
 fn a_drafter_that_cannot_save_when_stopped_is_the_cause_but_one_that_had_not_begun_is_not() {
-    for (ending, outcome) in [
-        (Ending::Exit(1), Outcome::Failed(drafter(0), Ending::Exit(1))),
-        (Ending::Signal(TERM), Outcome::Stopped(TERM)),
-    ] {
+    for (ending, outcome) in
+        [(Ending::Exit(1), Outcome::Failed(drafter(0), Reason::Ending)), (Ending::Signal(TERM), Outcome::Stopped(TERM))]
+    {
         let mut crew = crew(1, 3);
         decide(&mut crew, Event::Signal(TERM));
         assert_eq!(decide(&mut crew, exited(drafter(0), ending)), []);

@@ -1,20 +1,18 @@
 //! The last page: what the run gained and where it lies, or what went wrong first.
 
+mod failure;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use common::evaluation::EvaluationReport;
 use common::exit::{Code, Fault};
-use nix::sys::signal::Signal;
 use serde::Serialize;
 
-use crate::child::{Ended, Ending};
+pub(crate) use failure::{Failure, RunFailure, death};
 
 /// The summary's name in a run folder.
 const SUMMARY_FILE: &str = "summary.json";
-
-/// Lines of a failed worker's output that are shown again.
-const TAIL_LINES: usize = 12;
 
 /// `summary.json`: what a run gained.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -71,9 +69,7 @@ impl Summary {
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn write(&self, run_dir: &Path) -> Result<(), SummaryError> {
-        let path = run_dir.join(SUMMARY_FILE);
-        let text = serde_json::to_string_pretty(self).expect("a Summary has only values that JSON can hold");
-        std::fs::write(&path, text + "\n").map_err(|source| SummaryError { path, source })
+        write_json(run_dir.join(SUMMARY_FILE), self)
     }
 
     /// The summary as a page.
@@ -171,77 +167,7 @@ fn row(page: &mut String, name: &str, text: &str) {
     writeln!(page, "{name:<17}{text}").expect("text takes any text");
 }
 
-/// What ended a run, ready to be the last line, and the failed worker's last lines to show before it.
-pub(crate) fn failure(worker: &str, end: &Ended, restarts: u32, log: &Path) -> (Vec<String>, Fault) {
-    let (said, hint) = last_words(&end.tail);
-    if let (Ending::YOUR_INPUT, Some(said)) = (end.ending, said) {
-        let hint = hint.map_or_else(|| format!("see {}", log.display()), str::to_owned);
-        return (Vec::new(), Fault::new(Code::Input, format!("{worker}: {said}")).with_hint(hint));
-    }
-    let shown = end.tail.len().saturating_sub(TAIL_LINES);
-    let heading = format!("last lines of {worker} ({}):", log.display());
-    let lines = [heading].into_iter().chain(end.tail[shown..].iter().map(|line| format!("  {line}"))).collect();
-    let times = if restarts > 0 { format!(", restarts used: {restarts}") } else { String::new() };
-    let why = said.map(|said| format!(": {said}")).unwrap_or_default();
-    let error = format!("{worker} {} after {:.1} s{times}{why}", end.ending, end.uptime.as_secs_f64());
-    let hint = hint.map_or_else(|| failure_hint(end.ending, log), str::to_owned);
-    (lines, Fault::new(end.ending.code(), error).with_hint(hint))
-}
-
-/// What a worker said of its own failure, as `program: why` and `hint: what to do`.
-fn last_words(tail: &[String]) -> (Option<&str>, Option<&str>) {
-    let after = |start: &str| tail.iter().rev().find_map(|line| line.strip_prefix(start));
-    (after("target-worker: ").or_else(|| after("drafter-worker: ")), after("hint: "))
-}
-
-fn failure_hint(ending: Ending, log: &Path) -> String {
-    let log = log.display();
-    match ending {
-        Ending::Signal(signal) if signal == Signal::SIGKILL as i32 => {
-            format!(
-                "if nobody sent it, the machine ran out of memory (dmesg tells): lower data.batch_tokens; see {log}"
-            )
-        }
-        Ending::Exit(101) => format!("a panic is a bug in Tandem: please report it with {log}"),
-        _ => format!("see {log}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use common::exit::Verdict;
-
-    use super::*;
-
-    fn end(ending: Ending, tail: &[&str]) -> Ended {
-        let tail = tail.iter().map(|line| (*line).to_owned()).collect();
-        Ended { ending, tail, uptime: Duration::from_millis(1500), data: Vec::new() }
-    }
-
-    #[test]
-    fn what_a_worker_says_of_your_input_is_the_last_word() {
-        let tail = ["[target 0] INFO x", "target-worker: weights: norm.weight is missing", "hint: take a whole folder"];
-        let (lines, fault) = failure("target 0", &end(Ending::Exit(1), &tail), 0, Path::new("l"));
-        let verdict = Verdict::of(&fault);
-        assert!(lines.is_empty());
-        assert_eq!(verdict.line, "target 0: weights: norm.weight is missing");
-        assert_eq!((verdict.code, verdict.hint.as_deref()), (Code::Input, Some("take a whole folder")));
-    }
-
-    #[test]
-    fn a_killed_worker_is_named_with_signal_restarts_and_tail() {
-        let (lines, fault) = failure("drafter 1", &end(Ending::Signal(9), &["a", "b"]), 3, Path::new("logs/d.log"));
-        let verdict = Verdict::of(&fault);
-        assert_eq!(lines, ["last lines of drafter 1 (logs/d.log):", "  a", "  b"]);
-        assert_eq!(verdict.line, "drafter 1 was killed by SIGKILL after 1.5 s, restarts used: 3");
-        assert!(verdict.code == Code::Failure && verdict.hint.unwrap().contains("memory"));
-    }
-
-    #[test]
-    fn a_failure_of_ours_keeps_its_reason() {
-        let (_, fault) = failure("target 0", &end(Ending::Exit(2), &["target-worker: no GPU"]), 0, Path::new("l"));
-        assert_eq!(Verdict::of(&fault).line, "target 0 failed (exit code 2) after 1.5 s: no GPU");
-    }
+fn write_json(path: PathBuf, value: &impl Serialize) -> Result<(), SummaryError> {
+    let text = serde_json::to_string_pretty(value).expect("a report has only values that JSON can hold");
+    std::fs::write(&path, text + "\n").map_err(|source| SummaryError { path, source })
 }
