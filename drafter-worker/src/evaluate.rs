@@ -23,7 +23,7 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let device = model::runtime::start(config.run.device, Rank(0), plan.threads).your_input(DeviceError::HINT)?;
-    let tokenizer = ChatTokenizer::load(&config.model.target_model_path)?;
+    let tokenizer = ChatTokenizer::of(&config)?;
     let path = config.evaluation.eval_data_path.as_ref().ok_or("evaluation.eval_data_path is not set")?;
     let prompts = prompts::read(path, &tokenizer, config.evaluation.num_prompts as usize)?.prompts;
     let kind = model::runtime::kind(config.model.torch_dtype);

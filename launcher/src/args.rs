@@ -31,6 +31,12 @@ pub enum Command {
     /// Train: one target and one drafter process per pair, from chats to a checkpoint and a summary
     #[command(after_help = OVERRIDES)]
     Run(Box<RunArgs>),
+    /// Show rows as they would be learnt, what is learnt of them set apart, and why rows are dropped
+    #[command(after_help = OVERRIDES)]
+    Preview(PreviewArgs),
+    /// Tokenise the chats without training, and say what became of every row
+    #[command(after_help = OVERRIDES)]
+    Prepare(PrepareArgs),
     /// Decode held-out prompts with a drafter: accepted length, speed against plain decoding, lossless check
     #[command(after_help = OVERRIDES)]
     Evaluate(EvaluateArgs),
@@ -118,6 +124,43 @@ impl KeyArgs {
         let run_dir = self.run_dir.iter().map(|folder| format!("run.output_dir={}", folder.display()));
         numbers.chain(lists).chain(run_dir).collect()
     }
+}
+
+/// `tandem preview`
+#[derive(Debug, clap::Args)]
+pub struct PreviewArgs {
+    /// The configuration, a TOML file
+    #[arg(value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// Show this many rows from the start
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rows: usize,
+    /// Show the row that starts in this line
+    #[arg(long, value_name = "N", conflicts_with = "rows")]
+    pub line: Option<u64>,
+    /// Show token ids too
+    #[arg(long)]
+    pub ids: bool,
+    /// Print one JSON object: the rows, and what became of every row of the data
+    #[arg(long)]
+    pub json: bool,
+    /// Keys to override
+    #[arg(value_name = "section.key=value")]
+    pub overrides: Vec<String>,
+}
+
+/// `tandem prepare`
+#[derive(Debug, clap::Args)]
+pub struct PrepareArgs {
+    /// The configuration, a TOML file
+    #[arg(value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Keys to override
+    #[arg(value_name = "section.key=value")]
+    pub overrides: Vec<String>,
 }
 
 /// `tandem evaluate`

@@ -38,6 +38,8 @@ use args::{Args, Command};
 pub fn run(args: &Args) -> Result<(), Fault> {
     match &args.command {
         Command::Run(args) => command::run(args),
+        Command::Preview(args) => command::preview(args),
+        Command::Prepare(args) => command::prepare(args),
         Command::Evaluate(args) => command::evaluate(args),
     }
 }

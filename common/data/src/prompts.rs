@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::chats::{Conversation, RawRow, ReadError, RowReader};
+use crate::chats::{Conversation, FileRows, RawRow, ReadError};
 use crate::row::RowFault;
 use crate::store::{Dropped, common_reasons};
 use crate::tokenizer::ChatTokenizer;
@@ -68,7 +68,7 @@ impl PromptsError {
 /// Unreadable or empty file, no row with a user turn.
 pub fn read(path: &Path, tokenizer: &ChatTokenizer, count: usize) -> Result<Prompts, PromptsError> {
     let mut found = Prompts::default();
-    for raw in RowReader::open(path)? {
+    for raw in FileRows::open(path)? {
         let raw = raw?;
         match prompt(&raw, tokenizer) {
             Ok(token_ids) => found.prompts.push(Prompt { token_ids, line: raw.line }),

@@ -1,6 +1,6 @@
 //! A conversation as token ids with its loss mask, or the reason why not.
 
-use crate::chats::Conversation;
+use crate::chats::Record;
 use crate::template::RenderError;
 use crate::tokenizer::ChatTokenizer;
 
@@ -14,7 +14,7 @@ pub struct TokenRow {
 }
 
 /// A row that can be trained on, and what its cut cost.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CutRow {
     /// The row.
     pub row: TokenRow,
@@ -45,6 +45,15 @@ pub enum RowFault {
     /// Key, and what it is.
     #[error("no messages: `{0}` is {1}, expected a list")]
     NotList(&'static str, &'static str),
+    /// It holds no messages.
+    #[error("not a chat: a row of text or token ids has no prompt")]
+    NotChat,
+    /// Key, and what is wrong.
+    #[error("bad field: `{0}` {1}")]
+    Field(String, String),
+    /// What is wrong.
+    #[error("bad text: {0}")]
+    Text(String),
     /// Number from 1, and what is wrong.
     #[error("bad message: number {0} {1}")]
     Message(usize, String),
@@ -82,14 +91,22 @@ pub enum RowFault {
     },
 }
 
-/// Tokenises a conversation and cuts it to `max_length` tokens.
+impl RowFault {
+    /// Whether the line itself cannot be read.
+    #[must_use]
+    pub fn is_bad_line(&self) -> bool {
+        matches!(self, RowFault::NotUtf8(_) | RowFault::Json(_))
+    }
+}
+
+/// Tokenises a row and cuts it to `max_length` tokens.
 ///
 /// A kept row holds at least one anchor: two supervised tokens in a row.
 ///
 /// # Errors
 /// The template or tokenizer refuses it, it has no exact mask, or it has no anchor.
-pub fn tokenize(conversation: &Conversation, tokenizer: &ChatTokenizer, max_length: usize) -> Result<CutRow, RowFault> {
-    let mut row = tokenizer.supervised_row(conversation)?;
+pub fn tokenize(record: Record, tokenizer: &ChatTokenizer, max_length: usize) -> Result<CutRow, RowFault> {
+    let mut row = tokenizer.token_row(record)?;
     let full_length = row.token_ids.len();
     if !has_anchor(&row.loss_mask) {
         return Err(RowFault::NoAnchor(full_length));

@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use common::config::Config;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 use tokenizers::processors::PostProcessorWrapper;
 
-use crate::chats::Conversation;
-use crate::mask::{TurnShape, spans, token_mask};
+use crate::chats::{Conversation, Record};
+use crate::encoder::{Encoded, Encoder};
+use crate::mask::{Marking, Supervision, TurnShape, mark_up, marked_text, token_mask};
 use crate::row::{RowFault, TokenRow};
 use crate::template::{ChatTemplate, Ending, RenderError, TemplateError, TemplateSource};
 
@@ -44,44 +47,82 @@ impl TokenizerError {
                 "the target's folder needs the tokenizer.json of its model (fast tokenizer, Hugging Face format)"
             }
             TokenizerError::Template(error) => error.hint(),
-            TokenizerError::Shape { .. } => {
-                "put a chat template that takes plain chats into the folder as chat_template.jinja"
-            }
+            TokenizerError::Shape { .. } => "name a chat template that takes plain chats in data.chat_template_path",
+        }
+    }
+}
+
+/// What is made of chats besides what the model's folder says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatOptions {
+    /// A template to use instead of the model's.
+    pub template_path: Option<PathBuf>,
+    /// Variables for the template.
+    pub template_variables: Map<String, Value>,
+    /// What is supervised of a chat.
+    pub supervision: Supervision,
+    /// What opens and ends the assistant's words in rows of rendered text.
+    pub text_markers: Option<[String; 2]>,
+}
+
+impl ChatOptions {
+    /// The options of a run.
+    #[must_use]
+    pub fn of(config: &Config) -> ChatOptions {
+        let data = &config.data;
+        let variables = data.template_variables.clone().into_iter();
+        let json = |value| serde_json::to_value(value).expect("TOML's values are JSON's");
+        ChatOptions {
+            template_path: data.chat_template_path.clone(),
+            template_variables: variables.map(|(name, value): (String, toml::Value)| (name, json(value))).collect(),
+            supervision: Supervision { turns: data.supervised_turns, answers_only: !data.supervise_reasoning },
+            text_markers: data.text_markers.clone(),
         }
     }
 }
 
 /// A target folder's tokenizer with its chat template. Shared by any number of threads.
 pub struct ChatTokenizer {
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     template: ChatTemplate,
     shape: TurnShape,
+    options: ChatOptions,
     vocab_len: usize,
     fingerprint: [u8; 32],
 }
 
 impl ChatTokenizer {
+    /// The tokenizer of a run's target.
+    ///
+    /// # Errors
+    /// As [`ChatTokenizer::load`].
+    pub fn of(config: &Config) -> Result<ChatTokenizer, TokenizerError> {
+        ChatTokenizer::load(&config.model.target_model_path, ChatOptions::of(config))
+    }
+
     /// Reads `tokenizer.json` and the chat template (`chat_template.jinja`, else `tokenizer_config.json`) of `dir`.
     ///
     /// # Errors
-    /// A file is missing or broken, or the template cannot render a plain chat.
-    pub fn load(dir: &Path) -> Result<ChatTokenizer, TokenizerError> {
+    /// A file is missing or broken, the template cannot render a plain chat, or it does not read one of the variables.
+    pub fn load(dir: &Path, options: ChatOptions) -> Result<ChatTokenizer, TokenizerError> {
         let path = dir.join("tokenizer.json");
         let failed = |message: String| TokenizerError::File { path: path.clone(), message };
         let bytes = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
         let mut tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| failed(error.to_string()))?;
-        let source = TemplateSource::read(dir)?;
+        let source = TemplateSource::read(dir, options.template_path.as_deref())?;
         // Rows are cut by us alone and the template writes every token it wants. A post-processor could only add
         // tokens, which is never asked for, or trim the offsets that the mask is made from.
         tokenizer.with_padding(None).with_truncation(None).map_err(|error| failed(error.to_string()))?;
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
-        let template = ChatTemplate::new(&source)?;
+        let template = ChatTemplate::new(&source, &options.template_variables)?;
         let added = tokenizer.get_added_tokens_decoder();
         let special_tokens = added.into_values().filter(|token| token.special).map(|token| token.content).collect();
         let shape = TurnShape::probe(&template, special_tokens)
             .map_err(|error| TokenizerError::Shape { origin: source.origin.clone(), source: error })?;
         let vocab_len = tokenizer.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
-        Ok(ChatTokenizer { tokenizer, template, shape, vocab_len, fingerprint: fingerprint(&bytes, &source) })
+        let encoder = Encoder::new(tokenizer);
+        let fingerprint = fingerprint(&bytes, &source, &options);
+        Ok(ChatTokenizer { encoder, template, shape, options, vocab_len, fingerprint })
     }
 
     /// The whole conversation as text.
@@ -105,18 +146,18 @@ impl ChatTokenizer {
     /// # Errors
     /// The tokenizer has no way to write it (one without byte fallback or unknown token).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RowFault> {
-        self.encoding(text).map(|encoding| encoding.get_ids().to_vec())
+        self.encoded(text).map(|encoded| encoded.ids)
     }
 
-    fn encoding(&self, text: &str) -> Result<tokenizers::Encoding, RowFault> {
-        self.tokenizer.encode(text, false).map_err(|error| RowFault::Tokenizer(error.to_string()))
+    fn encoded(&self, text: &str) -> Result<Encoded, RowFault> {
+        self.encoder.encode(text).map_err(|error| RowFault::Tokenizer(error.to_string()))
     }
 
     /// Text of token ids, special tokens included. Ids without a token are left out.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         // A decoder fails on nothing that a vocabulary holds.
-        self.tokenizer.decode(ids, false).unwrap_or_default()
+        self.encoder.tokenizer().decode(ids, false).unwrap_or_default()
     }
 
     /// One more than the highest token id: embedding rows from here on are unused.
@@ -131,25 +172,46 @@ impl ChatTokenizer {
         self.fingerprint
     }
 
-    /// A conversation's tokens with their mask, uncut: one encoding of the whole rendering.
+    /// A row's tokens with their mask, uncut: one encoding of the whole text.
     ///
     /// # Errors
     /// The template or the tokenizer refuses it, or it has no exact mask.
-    pub fn supervised_row(&self, conversation: &Conversation) -> Result<TokenRow, RowFault> {
-        let text = self.render(conversation)?;
-        let spans = spans(&text, conversation, &self.template, &self.shape)?;
-        let encoding = self.encoding(&text)?;
-        let loss_mask = token_mask(encoding.get_offsets(), &spans)
-            .map_err(|turn| RowFault::Mask(turn + 1, "a token lies across its border"))?;
-        Ok(TokenRow { token_ids: encoding.get_ids().to_vec(), loss_mask })
+    pub fn token_row(&self, record: Record) -> Result<TokenRow, RowFault> {
+        match record {
+            Record::Chat(conversation) => self.masked(&self.mark_up(&conversation)?),
+            Record::Text(text) => self.masked(&marked_text(text, self.options.text_markers.as_ref())?),
+            Record::Tokens(row) => match row.token_ids.iter().find(|&&id| id as usize >= self.vocab_len) {
+                Some(id) => Err(RowFault::Field("input_ids".to_owned(), format!("has {id}, which is no token"))),
+                None => Ok(row),
+            },
+        }
+    }
+
+    /// A conversation as text, with what is supervised of it.
+    ///
+    /// # Errors
+    /// The template refuses it, or it has no exact mask.
+    pub fn mark_up(&self, conversation: &Conversation) -> Result<Marking, RowFault> {
+        mark_up(conversation, &self.template, &self.shape, self.options.supervision)
+    }
+
+    fn masked(&self, marking: &Marking) -> Result<TokenRow, RowFault> {
+        let encoded = self.encoded(&marking.text)?;
+        let loss_mask = token_mask(&encoded.offsets, &marking.spans)
+            .map_err(|span| RowFault::Mask(span + 1, "a token lies across its border"))?;
+        Ok(TokenRow { token_ids: encoded.ids, loss_mask })
     }
 }
 
-fn fingerprint(tokenizer: &[u8], source: &TemplateSource) -> [u8; 32] {
+/// Over everything that decides tokens and masks.
+fn fingerprint(tokenizer: &[u8], source: &TemplateSource, options: &ChatOptions) -> [u8; 32] {
     let mut hash = Sha256::new();
-    let special_tokens = serde_json::to_vec(&source.special_tokens).expect("a JSON map is always JSON");
+    let json = |value: &Map<String, Value>| serde_json::to_vec(value).expect("a JSON map is always JSON");
+    let (special_tokens, variables) = (json(&source.special_tokens), json(&options.template_variables));
     let tool_use = source.tool_use.as_deref().unwrap_or_default();
-    for part in [tokenizer, source.text.as_bytes(), tool_use.as_bytes(), &special_tokens] {
+    let rest = format!("{:?} {:?}", options.supervision, options.text_markers);
+    let texts = [source.text.as_bytes(), tool_use.as_bytes(), rest.as_bytes()];
+    for part in [tokenizer, &special_tokens, &variables].into_iter().chain(texts) {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }

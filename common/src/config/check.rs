@@ -67,6 +67,12 @@ fn drafter(config: &Config, check: &Check) -> Result<(), ConfigError> {
 
 fn data(config: &Config, check: &Check) -> Result<(), ConfigError> {
     let data = &config.data;
+    let paths = data.train_data_path.0.len();
+    check.that(paths >= 1, "data.train_data_path", "an empty list", "a path, or a list of at least one")?;
+    let open = data.text_markers.as_ref().is_none_or(|markers| markers.iter().all(|marker| !marker.is_empty()));
+    check.that(open, "data.text_markers", format!("{:?}", data.text_markers), "two texts, neither of them empty")?;
+    let share = data.held_out_share;
+    check.that((0.0..1.0).contains(&share), "data.held_out_share", share, "a share from 0 up to below 1")?;
     check.that(data.max_length >= 2, "data.max_length", data.max_length, "2 or more tokens")?;
     let fits = data.batch_tokens >= data.max_length;
     check.that(fits, "data.batch_tokens", data.batch_tokens, "data.max_length or more")?;
@@ -125,7 +131,7 @@ fn queue(config: &Config, check: &Check) -> Result<(), ConfigError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Config, ConfigError};
+    use super::super::{Config, ConfigError, DataPaths};
 
     const MINIMAL: &str = "[run]\noutput_dir='o'\n[model]\ntarget_model_path='m'\n[data]\ntrain_data_path='d'\n";
 
@@ -150,7 +156,7 @@ mod tests {
             ["training.max_steps=20", "data.train_data_path=other/file.jsonl", "drafter.target_layer_ids=[1, 3]"];
         let config = load("", &overrides).unwrap();
         assert_eq!(config.training.max_steps, Some(20));
-        assert_eq!(config.data.train_data_path.to_str(), Some("other/file.jsonl"));
+        assert_eq!(config.data.train_data_path, DataPaths(vec!["other/file.jsonl".into()]));
         assert_eq!(config.drafter.target_layer_ids, Some(vec![1, 3]));
     }
 
@@ -167,8 +173,20 @@ mod tests {
     }
 
     #[test]
+    fn data_come_from_one_path_or_several() {
+        let several = load("", &["data.train_data_path=[\"a.jsonl\", \"more\"]"]).unwrap().data.train_data_path;
+        assert_eq!((several.to_string(), several.0.len()), ("a.jsonl, more".to_owned(), 2));
+        assert!(load("", &["data.train_data_path=[]"]).unwrap_err().to_string().contains("found an empty list"));
+        let number = load("", &["data.train_data_path=3"]).unwrap_err().to_string();
+        assert!(number.contains("expected a path or a list of paths"), "{number}");
+    }
+
+    #[test]
     fn what_is_written_is_what_is_read() {
-        let config = load("", &["training.max_steps=7", "drafter.mask_token_id=3"]).unwrap();
+        let text =
+            "template_variables = { enable_thinking = false, level = 2 }\ntext_markers = [\"<a>\\n\", \"</a>\"]\n";
+        let several = "data.train_data_path=[\"a\", \"b\"]";
+        let config = load(text, &["training.max_steps=7", "drafter.mask_token_id=3", several]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         config.write(folder.path()).unwrap();
         assert_eq!(Config::of_run(folder.path()).unwrap(), config);

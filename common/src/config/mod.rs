@@ -5,6 +5,7 @@
 //! Relative paths are relative to the folder `tandem` was started in.
 
 mod check;
+mod data;
 mod error;
 mod load;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use data::{BadRows, DataPaths, DataSection, SupervisedTurns};
 pub use error::ConfigError;
 
 use crate::ids::{Rank, Role};
@@ -193,29 +195,6 @@ pub enum LayerType {
     SlidingAttention,
 }
 
-/// `[data]`
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct DataSection {
-    /// JSONL (or a JSON array) of chats with `messages` or `conversations`.
-    pub train_data_path: PathBuf,
-    /// Rows are cut to this many tokens.
-    #[serde(default = "defaults::max_length")]
-    pub max_length: u32,
-    /// Tokens of one packed batch at most; at least `max_length`.
-    #[serde(default = "defaults::batch_tokens")]
-    pub batch_tokens: u32,
-    /// Upper row lengths of the length buckets, ascending; the last is raised to `max_length`. Empty: one bucket.
-    #[serde(default)]
-    pub bucket_bounds: Vec<u32>,
-    /// The run is refused when more than this share of the rows is dropped.
-    #[serde(default = "defaults::max_dropped")]
-    pub max_dropped: f64,
-    /// Where tokenised rows are kept between runs.
-    #[serde(default = "defaults::cache_dir")]
-    pub cache_dir: PathBuf,
-}
-
 /// `[training]`
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
@@ -324,8 +303,6 @@ fn one() -> u32 {
 }
 
 mod defaults {
-    use std::path::PathBuf;
-
     pub(super) fn max_restarts() -> u32 {
         3
     }
@@ -340,18 +317,6 @@ mod defaults {
     }
     pub(super) fn wait_timeout_s() -> u64 {
         1800
-    }
-    pub(super) fn max_length() -> u32 {
-        3072
-    }
-    pub(super) fn batch_tokens() -> u32 {
-        12_288
-    }
-    pub(super) fn max_dropped() -> f64 {
-        0.5
-    }
-    pub(super) fn cache_dir() -> PathBuf {
-        PathBuf::from("runs/token-store")
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod decode;
 mod evaluate;
+mod prepare;
+mod preview;
 mod run;
 
 use std::io::{self, Write};
@@ -9,10 +11,13 @@ use std::path::{Path, PathBuf};
 
 use common::config::{Config, ConfigError};
 use common::exit::{Blame, Code, Fault};
+use data::tokenizer::ChatTokenizer;
 
 use crate::plan::Models;
 
 pub(crate) use evaluate::evaluate;
+pub(crate) use prepare::prepare;
+pub(crate) use preview::preview;
 pub(crate) use run::run;
 
 /// Why a worker may not start.
@@ -38,6 +43,14 @@ fn load(file: &Path, overrides: &[String]) -> Result<Config, Fault> {
             ConfigError::File { .. } => "check the path; it is relative to the folder the command was started in",
             _ => "docs/configuration.md describes every key",
         };
+        Fault::new(Code::Input, error).with_hint(hint)
+    })
+}
+
+/// The target's tokenizer alone: data need nothing else of the model.
+fn tokenizer(config: &Config) -> Result<ChatTokenizer, Fault> {
+    ChatTokenizer::of(config).map_err(|error| {
+        let hint = error.hint();
         Fault::new(Code::Input, error).with_hint(hint)
     })
 }

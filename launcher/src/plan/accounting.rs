@@ -7,14 +7,25 @@ use data::store::{Accounting, Dropped};
 const EXAMPLES: usize = 5;
 
 /// Read, kept, cut, dropped; then a line per reason.
-pub(super) fn lines(accounting: &Accounting, config: &Config) -> Vec<String> {
-    let Accounting { rows_read, rows_kept, truncated, supervised_tokens, supervised_tokens_lost, dropped, .. } =
-        accounting;
+pub(crate) fn lines(accounting: &Accounting, config: &Config) -> Vec<String> {
+    let Accounting {
+        rows_read,
+        rows_kept,
+        rows_held_out,
+        truncated,
+        supervised_tokens,
+        supervised_tokens_lost,
+        dropped,
+        ..
+    } = accounting;
     let mut first = format!(
         "data: {}: {rows_read} rows, {rows_kept} kept with {supervised_tokens} tokens to learn, {} dropped",
-        config.data.train_data_path.display(),
+        config.data.train_data_path,
         dropped.len()
     );
+    if *rows_held_out > 0 {
+        first += &format!(", {rows_held_out} held out");
+    }
     if *truncated > 0 {
         let max_length = config.data.max_length;
         first += &format!(", {truncated} cut to {max_length} tokens ({supervised_tokens_lost} tokens to learn lost)");
@@ -51,7 +62,8 @@ mod tests {
         dropped.push(row(9, "no answer"));
         let accounting = Accounting {
             rows_read: 17,
-            rows_kept: 10,
+            rows_kept: 9,
+            rows_held_out: 1,
             truncated: 2,
             tokens: 100,
             supervised_tokens: 80,
@@ -62,7 +74,7 @@ mod tests {
         assert_eq!(
             lines(&accounting, &config),
             [
-                "data: chats.jsonl: 17 rows, 10 kept with 80 tokens to learn, 7 dropped, 2 cut to 32 tokens (6 tokens to learn lost)",
+                "data: chats.jsonl: 17 rows, 9 kept with 80 tokens to learn, 7 dropped, 1 held out, 2 cut to 32 tokens (6 tokens to learn lost)",
                 "data: 6 dropped, no JSON: line 1, 2, 3, 4, 5, ...",
                 "data: 1 dropped, no answer: line 9",
             ]

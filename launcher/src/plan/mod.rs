@@ -19,6 +19,7 @@ use data::tokenizer::ChatTokenizer;
 
 use crate::progress::{Console, Progress};
 
+pub(crate) use accounting::lines as accounting_lines;
 pub(crate) use folder::RunFolder;
 pub(crate) use resume::ResumeError;
 
@@ -43,7 +44,7 @@ impl Models {
     pub(crate) fn read(mut config: Config, draft: Option<&Path>) -> Result<Models, Fault> {
         let folder = &config.model.target_model_path;
         let target = TargetConfig::read(folder).your_input(TARGET_HINT)?;
-        let tokenizer = ChatTokenizer::load(folder).map_err(|error| refusal(error.hint(), error))?;
+        let tokenizer = ChatTokenizer::of(&config).map_err(|error| refusal(error.hint(), error))?;
         if let Some(draft) = draft {
             let shape = DraftConfig::read(draft).your_input("--draft takes a drafter's folder in the z-lab format")?;
             config.drafter = filled_in(&shape, Some(draft.to_owned()));
@@ -85,13 +86,7 @@ impl Plan {
     /// # Errors
     /// Data that cannot be used.
     pub(crate) fn new(models: Models, console: &Console) -> Result<Plan, Fault> {
-        let options = StoreOptions::of(&models.config);
-        let (store, accounting) = TokenStore::open_or_build(&options, &models.tokenizer, &|progress| {
-            let text = format!("bytes, {} rows", progress.rows);
-            console.progress(Progress { what: "tokenising", done: progress.bytes, total: progress.total_bytes, text });
-        })
-        .map_err(|error| refusal(error.hint(), error))?;
-        console.clear_progress();
+        let (store, accounting) = tokenise(&models.config, &models.tokenizer, console)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(&models.config));
         let run = models.run_plan(Some((&store, &batches)));
         Ok(Plan { models, run, accounting, store, batches })
@@ -169,6 +164,28 @@ impl Plan {
             run.threads
         ));
         lines
+    }
+}
+
+/// The store of a run's rows, built if it is not there yet.
+///
+/// # Errors
+/// Data that cannot be used.
+pub(crate) fn tokenise(
+    config: &Config,
+    tokenizer: &ChatTokenizer,
+    console: &Console,
+) -> Result<(TokenStore, Accounting), Fault> {
+    let opened = TokenStore::open_or_build(&StoreOptions::of(config), tokenizer, &tokenising(console));
+    console.clear_progress();
+    opened.map_err(|error| refusal(error.hint(), error))
+}
+
+/// Moves the console's bar while data are tokenised.
+pub(crate) fn tokenising(console: &Console) -> impl Fn(data::pass::Progress) {
+    |progress| {
+        let text = format!("bytes, {} rows", progress.rows);
+        console.progress(Progress { what: "tokenising", done: progress.bytes, total: progress.total_bytes, text });
     }
 }
 

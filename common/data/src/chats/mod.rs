@@ -1,13 +1,17 @@
 //! Conversations as data files hold them, brought to one shape.
 //!
-//! A row is an object with `messages` or `conversations`; a message has `role` and `content`, or ShareGPT's `from` and
-//! `value`. Everything else of a message reaches the template untouched.
+//! A row is a [`Record`]; most are conversations. A message has `role` and `content` (text, or a list of text parts), or
+//! ShareGPT's `from` and `value`. Everything else of a message reaches the template untouched.
 
+mod files;
 mod reader;
+mod record;
 
 use serde_json::{Map, Value};
 
+pub use files::{FileRows, files};
 pub use reader::{RawRow, ReadError, RowReader};
+pub use record::Record;
 
 use crate::row::RowFault;
 
@@ -45,6 +49,12 @@ impl Message {
         self.0.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
     }
 
+    /// Whether it calls tools and says nothing.
+    #[must_use]
+    pub fn only_calls_tools(&self) -> bool {
+        self.calls_tools() && self.text("content").is_none_or(|text| text.trim().is_empty())
+    }
+
     /// The same message with another text under `key`.
     #[must_use]
     pub fn with_text(mut self, key: &str, text: &str) -> Message {
@@ -72,14 +82,28 @@ impl Message {
             Some(Value::String(role)) => return Err(RowFault::Role(number, role.clone())),
             Some(other) => return Err(bad(format!("has {} as role", kind(other)))),
         }
+        if let Some(Value::Array(parts)) = fields.get("content") {
+            let text = joined(parts).map_err(|kind| bad(format!("holds {kind} among its parts, expected text")))?;
+            fields.insert("content".to_owned(), text.into());
+        }
         let message = Message(fields);
         match message.0.get("content") {
-            Some(Value::String(_) | Value::Array(_)) => Ok(message),
+            Some(Value::String(_)) => Ok(message),
             None | Some(Value::Null) if message.calls_tools() => Ok(message),
             None => Err(bad("has no content".to_owned())),
             Some(other) => Err(bad(format!("has {} as content", kind(other)))),
         }
     }
+}
+
+/// The text of a list of parts: `{"type": "text", "text": ...}` or plain strings. What else there is, as the error.
+fn joined(parts: &[Value]) -> Result<String, String> {
+    let text = |part: &Value| match (part, part.get("type").and_then(Value::as_str), part.get("text")) {
+        (Value::String(text), ..) | (_, None | Some("text"), Some(Value::String(text))) => Ok(text.clone()),
+        (_, Some(other), _) => Err(format!("a part of type '{other}'")),
+        (other, ..) => Err(kind(other).to_owned()),
+    };
+    parts.iter().map(text).collect()
 }
 
 /// ShareGPT's names for the speakers; others pass as they are.
@@ -91,7 +115,7 @@ fn sharegpt_role(from: &str) -> &str {
     }
 }
 
-/// A row of the data file.
+/// Messages in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// Its messages in order; at least one.
@@ -106,20 +130,23 @@ impl Conversation {
     /// # Errors
     /// Not UTF-8, not JSON, not a conversation.
     pub fn parse(bytes: &[u8]) -> Result<Conversation, RowFault> {
-        let text = std::str::from_utf8(bytes).map_err(|error| RowFault::NotUtf8(error.valid_up_to() + 1))?;
-        let row: Value = serde_json::from_str(text).map_err(|error| RowFault::Json(error.to_string()))?;
-        let Value::Object(mut row) = row else { return Err(RowFault::NotObject(kind(&row))) };
-        let tools = match row.remove("tools") {
+        match Record::parse(bytes)? {
+            Record::Chat(conversation) => Ok(conversation),
+            Record::Text(_) | Record::Tokens(_) => Err(RowFault::NotChat),
+        }
+    }
+
+    /// The messages under `key`, with the tools on offer.
+    fn of(key: &'static str, messages: Value, tools: Option<Value>) -> Result<Conversation, RowFault> {
+        let tools = match tools {
             None | Some(Value::Null) => None,
             Some(tools @ Value::Array(_)) => Some(tools),
             Some(other) => return Err(RowFault::Tools(kind(&other))),
         };
-        let listed = ["messages", "conversations"].into_iter().find_map(|key| Some((key, row.remove(key)?)));
-        let messages = match listed {
-            Some((_, Value::Array(messages))) if !messages.is_empty() => messages,
-            Some((key, Value::Array(_))) => return Err(RowFault::Empty(key)),
-            Some((key, other)) => return Err(RowFault::NotList(key, kind(&other))),
-            None => return Err(RowFault::NoMessages(row.keys().take(8).cloned().collect())),
+        let messages = match messages {
+            Value::Array(messages) if !messages.is_empty() => messages,
+            Value::Array(_) => return Err(RowFault::Empty(key)),
+            other => return Err(RowFault::NotList(key, kind(&other))),
         };
         let messages = messages.into_iter().enumerate().map(|(index, value)| Message::parse(index + 1, value));
         Ok(Conversation { messages: messages.collect::<Result<_, _>>()?, tools })
@@ -172,7 +199,7 @@ mod tests {
             (r#"{"messages":"#, "not JSON: "),
             (r#"{"messages":[{"role":"user","content":"\ud83d"}]}"#, "not JSON: "),
             ("[1]", "not a chat: the row is a list, expected an object"),
-            (r#"{"text":"a","id":1}"#, "no messages: neither `messages` nor `conversations` among the keys text, id"),
+            (r#"{"words":"a","id":1}"#, "no messages: neither `messages` nor `conversations` among the keys words, id"),
             (r#"{"messages":[]}"#, "no messages: `messages` is empty"),
             (r#"{"messages":"hi"}"#, "no messages: `messages` is a string, expected a list"),
             (r#"{"messages":["hi"]}"#, "bad message: number 1 is a string, not an object"),

@@ -1,10 +1,9 @@
 //! A data file as rows, each with the line where it starts: JSONL, or one JSON array. Read as a stream.
 //!
-//! A row is only cut out here, not parsed, so that a bad row costs itself alone. What makes the whole file doubtful (an
-//! array that never closes) is an error, not a row.
+//! A row is only cut out here, not parsed, so that a bad row costs itself alone. Where an array is cut off, what there is
+//! of its last element is a row, which is no JSON.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
@@ -26,13 +25,19 @@ pub enum ReadError {
         /// The data file.
         path: PathBuf,
     },
-    /// The JSON array ends before its bracket does.
-    #[error("{path}:{line}: the JSON array is cut off: what starts in this line has no end")]
-    CutOff {
+    /// It says that it is Parquet, and is not.
+    #[error("{path}: {message}")]
+    Parquet {
         /// The data file.
         path: PathBuf,
-        /// Where the last element (or the array) starts.
-        line: u64,
+        /// What is wrong.
+        message: String,
+    },
+    /// A folder without data files.
+    #[error("{path}: no .jsonl, .json, .ndjson or .parquet file in this folder (also not as .gz or .zst)")]
+    NoFiles {
+        /// The folder.
+        path: PathBuf,
     },
     /// Something follows the JSON array.
     #[error("{path}:{line}: text after the end of the JSON array")]
@@ -45,13 +50,19 @@ pub enum ReadError {
 }
 
 impl ReadError {
+    pub(super) fn parquet(path: &Path, error: &parquet::errors::ParquetError) -> ReadError {
+        ReadError::Parquet { path: path.into(), message: error.to_string() }
+    }
+
     /// What the user can do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
             ReadError::File { .. } => "check the path; it is relative to the folder the command was started in",
             ReadError::Utf16 { .. } => "save the file as UTF-8",
-            ReadError::CutOff { .. } | ReadError::AfterArray { .. } => {
+            ReadError::Parquet { .. } => "write the file again, compressed with snappy, gzip or zstd or not at all",
+            ReadError::NoFiles { .. } => "name the files themselves in data.train_data_path",
+            ReadError::AfterArray { .. } => {
                 "write the rows as JSONL (one object a line), or mend the array at that line"
             }
         }
@@ -80,46 +91,31 @@ pub struct RowReader {
     source: Box<dyn BufRead + Send>,
     layout: Layout,
     line: u64,
-    bytes: u64,
 }
 
 impl RowReader {
-    /// Opens `path` and finds out how it is laid out: an array if its first character is `[`.
+    /// Finds out how the text is laid out: an array if its first character is `[`. `path` only serves errors.
     ///
     /// # Errors
-    /// It cannot be opened, or is UTF-16.
-    pub fn open(path: &Path) -> Result<RowReader, ReadError> {
-        let file = File::open(path).map_err(|source| ReadError::File { path: path.into(), source })?;
-        RowReader::new(path, BufReader::with_capacity(1 << 20, file))
-    }
-
-    fn new(path: &Path, source: impl BufRead + Send + 'static) -> Result<RowReader, ReadError> {
-        let mut reader =
-            RowReader { path: path.into(), source: Box::new(source), layout: Layout::Lines, line: 1, bytes: 0 };
+    /// It cannot be read, or is UTF-16.
+    pub fn new(path: &Path, source: impl BufRead + Send + 'static) -> Result<RowReader, ReadError> {
+        let mut reader = RowReader { path: path.into(), source: Box::new(source), layout: Layout::Lines, line: 1 };
         let mut start = Vec::new();
         let read = reader.source.by_ref().take(BOM.len() as u64).read_to_end(&mut start);
         read.map_err(|source| reader.file_error(source))?;
         if start.starts_with(b"\xFF\xFE") || start.starts_with(b"\xFE\xFF") {
             return Err(ReadError::Utf16 { path: path.into() });
         }
-        reader.bytes = start.len() as u64;
         if start != BOM {
             // A mark that is none goes back in front of the rest.
             let rest = std::mem::replace(&mut reader.source, Box::new(std::io::empty()));
             reader.source = Box::new(std::io::Cursor::new(start).chain(rest));
-            reader.bytes = 0;
         }
         if reader.skip_blank()? == Some(b'[') {
             reader.consume_byte(b'[');
             reader.layout = Layout::Array;
         }
         Ok(reader)
-    }
-
-    /// Bytes of the file taken so far.
-    #[must_use]
-    pub fn bytes_read(&self) -> u64 {
-        self.bytes
     }
 
     fn file_error(&self, source: std::io::Error) -> ReadError {
@@ -135,7 +131,6 @@ impl RowReader {
 
     fn consume_byte(&mut self, byte: u8) {
         self.source.consume(1);
-        self.bytes += 1;
         self.line += u64::from(byte == b'\n');
     }
 
@@ -154,15 +149,13 @@ impl RowReader {
             return Ok(None);
         }
         let mut row = RawRow { line: self.line, bytes: Vec::new() };
-        let read = self.source.read_until(b'\n', &mut row.bytes).map_err(|source| self.file_error(source))?;
-        self.bytes += read as u64;
+        self.source.read_until(b'\n', &mut row.bytes).map_err(|source| self.file_error(source))?;
         self.line += 1;
         row.bytes.truncate(row.bytes.trim_ascii_end().len());
         Ok(Some(row))
     }
 
     fn next_element(&mut self) -> Result<Option<RawRow>, ReadError> {
-        let array_line = self.line;
         let first = self.skip_blank()?;
         let mut row = RawRow { line: self.line, bytes: Vec::new() };
         if first == Some(b']') {
@@ -177,11 +170,10 @@ impl RowReader {
                 Err(source) => return Err(ReadError::File { path: self.path.clone(), source }),
             };
             if taken == 0 {
-                let line = if row.bytes.is_empty() { array_line } else { row.line };
-                return Err(ReadError::CutOff { path: self.path.clone(), line });
+                self.layout = Layout::Ended;
+                return Ok(Some(row));
             }
             self.source.consume(taken);
-            self.bytes += taken as u64;
             if let Some(end) = cutter.end {
                 self.line += cutter.newlines;
                 if end == b']' {
@@ -257,6 +249,8 @@ impl Cutter {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufReader;
+
     use super::*;
 
     fn rows(text: &[u8]) -> Result<Vec<(u64, String)>, ReadError> {
@@ -297,10 +291,14 @@ mod tests {
     #[test]
     fn a_doubtful_file_is_an_error_with_its_line() {
         let error = |text: &[u8]| rows(text).unwrap_err().to_string();
-        assert!(error(b"[\n{\"a\":1},\n{\"b\": \"").starts_with("f:3: the JSON array is cut off"));
-        assert!(error(b"\n[ \n").starts_with("f:2: the JSON array is cut off"));
         assert!(error(b"[1]\n{}").starts_with("f:2: text after"));
         assert!(error(b"\xFF\xFE{\0").contains("UTF-16"));
-        assert!(RowReader::open(Path::new("/nowhere/x")).is_err_and(|error| error.to_string().contains("/nowhere/x")));
+    }
+
+    #[test]
+    fn an_array_that_is_cut_off_ends_with_what_there_is() {
+        expect(b"[\n{\"a\":1},\n{\"b\": \"", &[(2, "{\"a\":1}"), (3, "{\"b\": \"")]);
+        expect(b"\n[ \n", &[(3, "")]);
+        expect(b"[1,", &[(1, "1"), (1, "")]);
     }
 }

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of every row. `rows_kept + dropped.len() == rows_read`.
+use crate::pass::{Outcome, PassedRow};
+
+/// What became of every row. `rows_kept + rows_held_out + dropped.len() == rows_read`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounting {
-    /// Rows in the data file.
+    /// Rows in the data files.
     pub rows_read: u64,
     /// Rows in the store.
     pub rows_kept: u64,
+    /// Rows kept out of training.
+    pub rows_held_out: u64,
     /// Kept rows that were cut to `max_length`.
     pub truncated: u64,
     /// Tokens in the store.
@@ -22,6 +26,27 @@ pub struct Accounting {
     pub supervised_tokens_lost: u64,
     /// Rows that were not kept.
     pub dropped: Vec<Dropped>,
+}
+
+impl Accounting {
+    /// Counts a row of `files`.
+    pub fn count(&mut self, row: &PassedRow, files: &[PathBuf]) {
+        self.rows_read += 1;
+        match &row.outcome {
+            Outcome::HeldOut => self.rows_held_out += 1,
+            Outcome::Dropped(fault) => {
+                let file = files[row.file].clone();
+                self.dropped.push(Dropped { file, line: row.raw.line, reason: fault.to_string() });
+            }
+            Outcome::Kept(cut) => {
+                self.rows_kept += 1;
+                self.tokens += cut.row.token_ids.len() as u64;
+                self.truncated += u64::from(cut.full_length > cut.row.token_ids.len());
+                self.supervised_tokens += cut.row.loss_mask.iter().map(|&bit| u64::from(bit)).sum::<u64>();
+                self.supervised_tokens_lost += cut.supervised_lost;
+            }
+        }
+    }
 }
 
 /// A row that was not kept.

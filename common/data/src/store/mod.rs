@@ -1,6 +1,6 @@
 //! Tokenised rows kept on disk and memory-mapped.
 //!
-//! A store is a folder of plain arrays in the cache folder, named by a key over the data file, the tokenizer, the
+//! A store is a folder of plain arrays in the cache folder, named by a key over the data files, the tokenizer, the
 //! template, the options and the store's own version; whatever changes one of them makes another store. The accounting
 //! lies beside the rows, so opening a store tells the same as building it. One process builds, others wait for it.
 
@@ -8,31 +8,32 @@ mod accounting;
 mod build;
 mod mapping;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use common::config::Config;
+use common::config::{BadRows, Config, DataPaths};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use accounting::{Accounting, Dropped, common_reasons};
 use mapping::Mapped;
 
 use crate::chats::ReadError;
+use crate::pass::{PassError, PassOptions, Progress, data_files};
 use crate::tokenizer::ChatTokenizer;
 
 /// Raised whenever the same inputs give other rows or other files.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What to build a store from, where to keep it and how much may be lost.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// The chats.
-    pub data_path: PathBuf,
+    /// The rows.
+    pub pass: PassOptions,
     /// Where stores are kept between runs.
     pub cache_dir: PathBuf,
-    /// Rows are cut to this many tokens.
-    pub max_length: u32,
     /// Refuse when more than this share of the rows is dropped.
     pub max_dropped: f64,
 }
@@ -42,53 +43,50 @@ impl StoreOptions {
     #[must_use]
     pub fn of(config: &Config) -> StoreOptions {
         let data = &config.data;
-        StoreOptions {
-            data_path: data.train_data_path.clone(),
-            cache_dir: data.cache_dir.clone(),
-            max_length: data.max_length,
-            max_dropped: data.max_dropped,
-        }
+        StoreOptions { pass: PassOptions::of(config), cache_dir: data.cache_dir.clone(), max_dropped: data.max_dropped }
+    }
+
+    /// The data's name in messages.
+    fn data(&self) -> DataPaths {
+        DataPaths(self.pass.data_paths.clone())
     }
 }
 
-/// How far a build is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Rows read.
-    pub rows: u64,
-    /// Bytes of the data file read.
-    pub bytes: u64,
-    /// Its size.
-    pub total_bytes: u64,
+/// What lies beside a store's arrays.
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    /// Names of the data files when it was built.
+    files: Vec<PathBuf>,
+    accounting: Accounting,
 }
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The data file cannot be read.
+    /// The data cannot be read.
     #[error(transparent)]
-    Read(#[from] ReadError),
+    Pass(#[from] PassError),
     /// It has no rows.
-    #[error("{path}: no rows: the file is empty")]
+    #[error("{data}: no rows: the file is empty")]
     Empty {
-        /// The data file.
-        path: PathBuf,
+        /// Its files.
+        data: DataPaths,
     },
     /// Every row was dropped.
-    #[error("{path}: none of its {rows_read} rows can be used: {reasons}")]
+    #[error("{data}: none of its {rows_read} rows can be used: {reasons}")]
     NoUsableRow {
-        /// The data file.
-        path: PathBuf,
+        /// Its files.
+        data: DataPaths,
         /// Its rows.
         rows_read: u64,
         /// The most common reasons.
         reasons: String,
     },
     /// More rows were dropped than is allowed.
-    #[error("{path}: {dropped} of {rows_read} rows dropped, more than data.max_dropped = {max_dropped}: {reasons}")]
+    #[error("{data}: {dropped} of {rows_read} rows dropped, more than data.max_dropped = {max_dropped}: {reasons}")]
     TooManyDropped {
-        /// The data file.
-        path: PathBuf,
+        /// The data's files.
+        data: DataPaths,
         /// Rows dropped.
         dropped: u64,
         /// Its rows.
@@ -113,7 +111,7 @@ impl StoreError {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            StoreError::Read(error) => error.hint(),
+            StoreError::Pass(error) => error.hint(),
             StoreError::Empty { .. } | StoreError::NoUsableRow { .. } => {
                 "a row is one JSON object a line: {\"messages\": [{\"role\": \"user\", \"content\": ...}, {\"role\": \"assistant\", ...}]}"
             }
@@ -151,24 +149,24 @@ impl TokenStore {
         tokenizer: &ChatTokenizer,
         progress: &dyn Fn(Progress),
     ) -> Result<(TokenStore, Accounting), StoreError> {
-        let folder = options.cache_dir.join(key(options, tokenizer)?);
-        let opened = match TokenStore::open(&folder) {
+        let files = data_files(&options.pass).map_err(PassError::from)?;
+        let folder = options.cache_dir.join(key(&files, options, tokenizer)?);
+        let (store, contents) = match TokenStore::open(&folder) {
             Ok(opened) => opened,
-            Err(_) => TokenStore::build(&folder, options, tokenizer, progress)?,
+            Err(_) => TokenStore::build(&folder, &files, options, tokenizer, progress)?,
         };
-        let (store, mut accounting) = opened;
-        // The key looks into the data file, not at its name: it may have another one now.
-        accounting.dropped.iter_mut().for_each(|row| row.file.clone_from(&options.data_path));
+        let accounting = contents.under_names(&files);
         check_dropped(options, &accounting)?;
         Ok((store, accounting))
     }
 
     fn build(
         folder: &Path,
+        files: &[PathBuf],
         options: &StoreOptions,
         tokenizer: &ChatTokenizer,
         progress: &dyn Fn(Progress),
-    ) -> Result<(TokenStore, Accounting), StoreError> {
+    ) -> Result<(TokenStore, Contents), StoreError> {
         let cache = |source| StoreError::Cache { path: options.cache_dir.clone(), source };
         fs::create_dir_all(&options.cache_dir).map_err(cache)?;
         let lock = File::create(options.cache_dir.join("lock")).map_err(cache)?;
@@ -180,7 +178,7 @@ impl TokenStore {
             Err(error) => tracing::warn!("{}: {error}: this store is built again", folder.display()),
         }
         build::remove_debris(&options.cache_dir, folder).map_err(cache)?;
-        if let Err(error) = build::build(folder, options, tokenizer, progress) {
+        if let Err(error) = build::build(folder, files, options, tokenizer, progress) {
             // What failed is told; that its leavings stay until the next build is no second failure.
             let _ = build::remove_debris(&options.cache_dir, folder);
             return Err(error);
@@ -197,9 +195,9 @@ impl TokenStore {
         Ok(opened.0)
     }
 
-    fn open(folder: &Path) -> io::Result<(TokenStore, Accounting)> {
-        let accounting: Accounting = serde_json::from_slice(&fs::read(folder.join(build::ACCOUNTING))?)?;
-        let (rows, tokens) = (accounting.rows_kept, accounting.tokens);
+    fn open(folder: &Path) -> io::Result<(TokenStore, Contents)> {
+        let contents: Contents = serde_json::from_slice(&fs::read(folder.join(build::CONTENTS))?)?;
+        let (rows, tokens) = (contents.accounting.rows_kept, contents.accounting.tokens);
         let store = TokenStore {
             path: folder.into(),
             token_ids: Mapped::open(&folder.join(build::TOKEN_IDS), tokens)?,
@@ -207,7 +205,7 @@ impl TokenStore {
             ends: Mapped::open(&folder.join(build::ENDS), rows)?,
             lines: Mapped::open(&folder.join(build::LINES), rows)?,
         };
-        Ok((store, accounting))
+        Ok((store, contents))
     }
 
     /// Number of rows; never 0.
@@ -260,7 +258,7 @@ fn check_dropped(options: &StoreOptions, accounting: &Accounting) -> Result<(), 
         return Ok(());
     }
     Err(StoreError::TooManyDropped {
-        path: options.data_path.clone(),
+        data: options.data(),
         dropped,
         rows_read,
         max_dropped: options.max_dropped,
@@ -269,13 +267,30 @@ fn check_dropped(options: &StoreOptions, accounting: &Accounting) -> Result<(), 
 }
 
 /// The store's name: a hash over everything its rows depend on.
-fn key(options: &StoreOptions, tokenizer: &ChatTokenizer) -> Result<String, StoreError> {
-    let read = |source| ReadError::File { path: options.data_path.clone(), source };
+fn key(files: &[PathBuf], options: &StoreOptions, tokenizer: &ChatTokenizer) -> Result<String, StoreError> {
     let mut hash = Sha256::new();
     hash.update(VERSION.to_le_bytes());
-    hash.update(options.max_length.to_le_bytes());
+    hash.update(options.pass.max_length.to_le_bytes());
+    hash.update(options.pass.held_out_share.to_le_bytes());
+    hash.update([u8::from(options.pass.bad_rows == BadRows::Stop)]);
     hash.update(tokenizer.fingerprint());
-    let mut file = File::open(&options.data_path).map_err(read)?;
-    io::copy(&mut file, &mut hash).map_err(read)?;
+    for path in files {
+        let read = |source| PassError::Read(ReadError::File { path: path.clone(), source });
+        let mut file = File::open(path).map_err(read)?;
+        let bytes = io::copy(&mut file, &mut hash).map_err(read)?;
+        hash.update(bytes.to_le_bytes());
+    }
     Ok(hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl Contents {
+    /// The key looks into the data files, not at their names: they may have others now.
+    fn under_names(self, names: &[PathBuf]) -> Accounting {
+        let now: HashMap<PathBuf, &PathBuf> = self.files.into_iter().zip(names).collect();
+        let mut accounting = self.accounting;
+        for row in &mut accounting.dropped {
+            row.file = now.get(&row.file).map_or_else(|| row.file.clone(), |name| (*name).clone());
+        }
+        accounting
+    }
 }

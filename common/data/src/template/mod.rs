@@ -2,16 +2,19 @@
 //!
 //! Blocks are trimmed as there, Python's methods work on strings, lists and mappings, `tojson` writes what `json.dumps`
 //! writes, `raise_exception` refuses a conversation and `strftime_now` tells the time. That time is the moment the
-//! template was read: one run renders one date.
+//! template was read: one run renders one date. Generation tags mark what the assistant wrote.
 
+mod generation;
 mod python;
 mod source;
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use chrono::{DateTime, Local};
 use minijinja::value::{Kwargs, ValueKind, ViaDeserialize};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, Value, context};
+use serde_json::{Map, Value as Json};
 
 pub use source::{TemplateError, TemplateSource};
 
@@ -34,32 +37,46 @@ pub enum Ending {
 /// A compiled chat template with the special tokens it may name.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    special_tokens: Value,
+    /// Special tokens, and variables that the user set.
+    variables: Value,
     tool_template: bool,
+    marks_generations: bool,
 }
 
 const DEFAULT: &str = "chat_template";
 const TOOL_USE: &str = "chat_template for tool use";
 
 impl ChatTemplate {
-    /// Compiles a template.
+    /// Compiles a template. `variables` are set for every conversation.
     ///
     /// # Errors
-    /// Its syntax is wrong.
-    pub fn new(source: &TemplateSource) -> Result<ChatTemplate, TemplateError> {
+    /// Its syntax is wrong, or it does not know one of the variables.
+    pub fn new(source: &TemplateSource, variables: &Map<String, Json>) -> Result<ChatTemplate, TemplateError> {
         let mut environment = environment(Local::now());
         let mut add = |name: &'static str, text: &str| {
-            let text = without_generation_tags(text);
             environment
-                .add_template_owned(name, text)
+                .add_template_owned(name, generation::as_filters(text))
                 .map_err(|error| TemplateError::Syntax { origin: source.origin.clone(), message: one_line(&error) })
         };
         add(DEFAULT, &source.text)?;
         if let Some(text) = &source.tool_use {
             add(TOOL_USE, text)?;
         }
-        let special_tokens = Value::from_serialize(&source.special_tokens);
-        Ok(ChatTemplate { environment, special_tokens, tool_template: source.tool_use.is_some() })
+        check_variables(&environment, source, variables)?;
+        let both = source.special_tokens.iter().chain(variables);
+        let texts = [Some(&source.text), source.tool_use.as_ref()];
+        Ok(ChatTemplate {
+            variables: Value::from_serialize(both.collect::<std::collections::BTreeMap<_, _>>()),
+            tool_template: source.tool_use.is_some(),
+            marks_generations: texts.into_iter().flatten().all(|text| generation::as_filters(text) != *text),
+            environment,
+        })
+    }
+
+    /// Whether the template itself says what the assistant wrote.
+    #[must_use]
+    pub fn marks_generations(&self) -> bool {
+        self.marks_generations
     }
 
     /// A conversation as text.
@@ -67,6 +84,18 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses it, or does with it what cannot be done.
     pub fn render(&self, conversation: &Conversation, ending: Ending) -> Result<String, RenderError> {
+        Ok(generation::take_marks(self.rendered(conversation, ending)?)?.0)
+    }
+
+    /// A closed conversation as text, and the byte ranges that the template marks as the assistant's, ascending.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_marked(&self, conversation: &Conversation) -> Result<(String, Vec<Range<usize>>), RenderError> {
+        generation::take_marks(self.rendered(conversation, Ending::Closed)?)
+    }
+
+    fn rendered(&self, conversation: &Conversation, ending: Ending) -> Result<String, RenderError> {
         let name = if self.tool_template && conversation.tools.is_some() { TOOL_USE } else { DEFAULT };
         let template = self.environment.get_template(name).map_err(|error| RenderError(one_line(&error)))?;
         let context = context! {
@@ -74,9 +103,45 @@ impl ChatTemplate {
             tools => conversation.tools.as_ref().map(Value::from_serialize),
             documents => (),
             add_generation_prompt => ending == Ending::Prompt,
-            ..self.special_tokens.clone()
+            ..self.variables.clone()
         };
         template.render(context).map_err(|error| RenderError(one_line(&error)))
+    }
+}
+
+/// Names that a template gets from us, not from the user.
+const OWN_NAMES: [&str; 12] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "raise_exception",
+    "strftime_now",
+    "namespace",
+    "range",
+    "dict",
+    "loop",
+    "cycler",
+    "joiner",
+];
+
+/// Refuses variables that no template reads.
+fn check_variables(
+    environment: &Environment,
+    source: &TemplateSource,
+    variables: &Map<String, Json>,
+) -> Result<(), TemplateError> {
+    let templates = environment.templates().map(|(_, template)| template);
+    let read = templates.flat_map(|template| template.undeclared_variables(false));
+    let own = |name: &str| OWN_NAMES.contains(&name) || source.special_tokens.contains_key(name);
+    let known: std::collections::BTreeSet<String> = read.filter(|name| !own(name)).collect();
+    match variables.keys().find(|name| !known.contains(*name)) {
+        None => Ok(()),
+        Some(name) => Err(TemplateError::Variable {
+            origin: source.origin.clone(),
+            name: name.clone(),
+            known: known.into_iter().collect(),
+        }),
     }
 }
 
@@ -90,6 +155,7 @@ fn environment(now: DateTime<Local>) -> Environment<'static> {
     environment.set_formatter(|out, _, value| write_value(out, value));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", to_json);
+    environment.add_filter(generation::FILTER, generation::mark);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", move |format: String| strftime(now, &format));
     environment
@@ -133,26 +199,6 @@ fn to_json(ViaDeserialize(value): ViaDeserialize<serde_json::Value>, options: Kw
     };
     options.assert_all_used()?;
     Ok(python::json(&value, &style))
-}
-
-/// `{% generation %}` marks the assistant's words for transformers and writes nothing: a block that always applies.
-fn without_generation_tags(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
-        let word = tag.trim_matches(['-', '+']).trim();
-        out.push_str(&rest[..start + 2]);
-        match word {
-            "generation" => out.push_str(&tag.replace(word, "if true")),
-            "endgeneration" => out.push_str(&tag.replace(word, "endif")),
-            _ => out.push_str(tag),
-        }
-        out.push_str("%}");
-        rest = &rest[start + length + 2..];
-    }
-    out + rest
 }
 
 /// An error with its causes, without the engine's names for its own kinds where the template spoke itself.

@@ -15,6 +15,14 @@ pub enum TemplateError {
         /// Why.
         source: std::io::Error,
     },
+    /// The template to use instead of the model's cannot be read.
+    #[error("{path}: {source}")]
+    Override {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// tokenizer_config.json is not what it should be.
     #[error("{path}: {message}")]
     Config {
@@ -37,6 +45,19 @@ pub enum TemplateError {
         /// Names that are there.
         found: Vec<String>,
     },
+    /// A variable that the template does not read.
+    #[error(
+        "{origin}: the chat template reads no variable '{name}' (it reads: {})",
+        if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+    )]
+    Variable {
+        /// The file.
+        origin: PathBuf,
+        /// The variable.
+        name: String,
+        /// Those it reads.
+        known: Vec<String>,
+    },
     /// The template engine cannot read it.
     #[error("{origin}: the chat template is broken: {message}")]
     Syntax {
@@ -55,10 +76,12 @@ impl TemplateError {
             TemplateError::File { .. } | TemplateError::Config { .. } => {
                 "download the model folder again; tokenizer_config.json belongs to it"
             }
+            TemplateError::Override { .. } => "data.chat_template_path names a file with a Jinja template",
             TemplateError::Missing { .. } => {
-                "a base model has no chat template: put the one it will be served with into the folder as chat_template.jinja"
+                "a base model has no chat template: put the one it will be served with into the folder as chat_template.jinja, or name it in data.chat_template_path"
             }
-            TemplateError::NoDefault { .. } => "put the template to use into the folder as chat_template.jinja",
+            TemplateError::NoDefault { .. } => "name the template to use in data.chat_template_path",
+            TemplateError::Variable { .. } => "correct data.template_variables",
             TemplateError::Syntax { .. } => "check the template at that line",
         }
     }
@@ -81,15 +104,20 @@ const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl TemplateSource {
-    /// Reads `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`; the special tokens come from the
-    /// latter in either case.
+    /// Reads `instead` if given, else `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`; the special
+    /// tokens come from the latter in any case.
     ///
     /// # Errors
     /// No template, or files that cannot be read.
-    pub fn read(dir: &Path) -> Result<TemplateSource, TemplateError> {
+    pub fn read(dir: &Path, instead: Option<&Path>) -> Result<TemplateSource, TemplateError> {
         let config_path = dir.join("tokenizer_config.json");
         let config = read_config(&config_path)?;
         let special_tokens = special_tokens(&config);
+        if let Some(path) = instead {
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|source| TemplateError::Override { path: path.into(), source })?;
+            return Ok(TemplateSource { origin: path.into(), text, tool_use: None, special_tokens });
+        }
         let path = dir.join("chat_template.jinja");
         if let Some(text) = read_optional(&path)? {
             return Ok(TemplateSource { origin: path, text, tool_use: None, special_tokens });

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use data::tokenizer::ChatTokenizer;
+use data::tokenizer::{ChatOptions, ChatTokenizer};
 use tempfile::TempDir;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -51,7 +51,7 @@ pub(crate) const THINKING: &str = r"
 /// No generation prompt, a space before each answer, strict alternation.
 pub(crate) const INST: &str = "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}";
 
-const SPECIAL: [&str; 8] = [
+const SPECIAL: [&str; 21] = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -59,6 +59,19 @@ const SPECIAL: [&str; 8] = [
     "<|start_header_id|>",
     "<|end_header_id|>",
     "<|eot_id|>",
+    "<|eom_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_CALLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
     "</s>",
 ];
 
@@ -79,7 +92,7 @@ pub(crate) fn folder(template: &str) -> TempDir {
 }
 
 pub(crate) fn tokenizer(template: &str) -> ChatTokenizer {
-    ChatTokenizer::load(folder(template).path()).unwrap()
+    ChatTokenizer::load(folder(template).path(), ChatOptions::default()).unwrap()
 }
 
 fn write_tokenizer(path: &Path) {

@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod folder;
+mod golden;
+mod inputs;
 mod masks;
 mod plan;
 mod prompts;
+mod shapes;
 mod store;
 mod templates;

@@ -1,6 +1,6 @@
 //! Masks decoded back to text and compared with what a person would mark.
 
-use data::chats::Conversation;
+use data::chats::{Conversation, Record};
 use data::row::tokenize;
 use data::tokenizer::ChatTokenizer;
 
@@ -12,7 +12,7 @@ fn conversation(messages: &serde_json::Value) -> Conversation {
 
 /// The supervised stretches as text.
 fn supervised(tokenizer: &ChatTokenizer, messages: &serde_json::Value) -> Result<Vec<String>, String> {
-    let row = tokenizer.supervised_row(&conversation(messages)).map_err(|fault| fault.to_string())?;
+    let row = tokenizer.token_row(Record::Chat(conversation(messages))).map_err(|fault| fault.to_string())?;
     assert_eq!(row.token_ids.len(), row.loss_mask.len());
     let both: Vec<(u32, u8)> = row.token_ids.into_iter().zip(row.loss_mask).collect();
     let stretches = both.chunk_by(|left, right| left.1 == right.1).filter(|stretch| stretch[0].1 == 1);
@@ -176,13 +176,8 @@ fn what_has_no_exact_mask_is_refused() {
     );
     refused!(CHATML, [{"role": "user", "content": "a"}], "no assistant turn");
     refused!(
-        "{% for m in messages %}{{ m.role }}:{{ m.content or 'nothing' }}\n{% endfor %}",
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [{"name": "fox"}]}],
-        "no exact mask: assistant turn 1: it has no text"
-    );
-    refused!(
         INST,
-        [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}],
         "refused by the chat template: Conversation roles must alternate"
     );
 }
@@ -193,18 +188,18 @@ fn cutting_keeps_an_anchor_or_drops_the_row() {
     let chat = conversation(&serde_json::json!([
         {"role": "user", "content": "hello fox"}, {"role": "assistant", "content": "yes yes yes yes"}
     ]));
-    let whole = tokenize(&chat, &tokenizer, 1000).unwrap();
+    let whole = tokenize(Record::Chat(chat.clone()), &tokenizer, 1000).unwrap();
     let first = whole.row.loss_mask.iter().position(|&bit| bit == 1).unwrap();
     let supervised = whole.row.loss_mask.iter().filter(|&&bit| bit == 1).count();
     assert_eq!((whole.full_length, whole.supervised_lost), (whole.row.token_ids.len(), 0));
-    let cut = tokenize(&chat, &tokenizer, first + 2).unwrap();
+    let cut = tokenize(Record::Chat(chat.clone()), &tokenizer, first + 2).unwrap();
     assert_eq!((cut.full_length, cut.supervised_lost), (whole.full_length, supervised as u64 - 2));
     assert_eq!(cut.row.token_ids, whole.row.token_ids[..first + 2]);
-    let fault = tokenize(&chat, &tokenizer, first + 1).unwrap_err().to_string();
+    let fault = tokenize(Record::Chat(chat.clone()), &tokenizer, first + 1).unwrap_err().to_string();
     assert!(fault.starts_with("too long: no two supervised tokens"), "{fault}");
     let silent = conversation(&serde_json::json!([
         {"role": "user", "content": "hello"}, {"role": "assistant", "content": ""}
     ]));
-    let fault = tokenize(&silent, &tokenizer, 1000).unwrap_err().to_string();
+    let fault = tokenize(Record::Chat(silent.clone()), &tokenizer, 1000).unwrap_err().to_string();
     assert!(fault.starts_with("too little to learn"), "{fault}");
 }

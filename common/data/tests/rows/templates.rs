@@ -1,7 +1,7 @@
 //! What templates may say, and where they are looked for.
 
 use data::chats::{Conversation, Message};
-use data::tokenizer::{ChatTokenizer, TokenizerError};
+use data::tokenizer::{ChatOptions, ChatTokenizer, TokenizerError};
 
 use crate::folder::{CHATML, LLAMA3, folder, tokenizer};
 
@@ -66,9 +66,9 @@ fn the_template_is_looked_for_where_transformers_does() {
     let write =
         |folder: &tempfile::TempDir, name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let both = folder(LLAMA3);
-    let before = ChatTokenizer::load(both.path()).unwrap();
+    let before = ChatTokenizer::load(both.path(), ChatOptions::default()).unwrap();
     write(&both, "chat_template.jinja", CHATML);
-    let after = ChatTokenizer::load(both.path()).unwrap();
+    let after = ChatTokenizer::load(both.path(), ChatOptions::default()).unwrap();
     assert!(after.render(&chat).unwrap().starts_with("<|im_start|>user"));
     assert_ne!(before.fingerprint(), after.fingerprint());
 
@@ -78,7 +78,7 @@ fn the_template_is_looked_for_where_transformers_does() {
         {"name": "tool_use", "template": with_tools}, {"name": "default", "template": CHATML}
     ]});
     write(&named, "tokenizer_config.json", &entries.to_string());
-    let tokenizer = ChatTokenizer::load(named.path()).unwrap();
+    let tokenizer = ChatTokenizer::load(named.path(), ChatOptions::default()).unwrap();
     assert!(tokenizer.render(&chat).unwrap().starts_with("<|im_start|>"));
     let tools = Conversation { tools: Some(serde_json::json!([{}])), ..chat };
     assert!(tokenizer.render(&tools).unwrap().starts_with("T<|im_start|>"));
@@ -93,7 +93,7 @@ fn a_folder_that_cannot_serve_says_which_file_and_why() {
             Some(text) => std::fs::write(path, text).unwrap(),
             None => std::fs::remove_file(path).unwrap(),
         }
-        let Err(error) = ChatTokenizer::load(folder.path()) else { panic!("{name} passes") };
+        let Err(error) = ChatTokenizer::load(folder.path(), ChatOptions::default()) else { panic!("{name} passes") };
         assert!(!TokenizerError::hint(&error).is_empty());
         error.to_string()
     };

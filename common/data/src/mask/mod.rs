@@ -4,9 +4,16 @@
 //! place of each of the assistant's texts. What stands between the marks is the template's; if filling the marks in
 //! does not give back the first rendering letter for letter, the template does something else with these texts and the
 //! row has no exact mask. User text that quotes a header, or a template that rewrites earlier turns, thus cannot shift
-//! a span.
+//! a span. Where the template itself marks the assistant's words (generation tags), its marks are taken.
+
+mod calls;
+mod markers;
 
 use std::ops::Range;
+
+use common::config::SupervisedTurns;
+
+pub use markers::marked_text;
 
 use crate::chats::{Conversation, Message};
 use crate::row::RowFault;
@@ -46,6 +53,7 @@ impl TurnShape {
             None => Err(RenderError("the chat template leaves out what a plain conversation says".to_owned())),
         };
         let opening = after(template.render(&prompt, Ending::Prompt)?, &question)?;
+        let opening = calls::without_empty_thought(&opening).to_owned();
         let tail = after(template.render(&whole, Ending::Closed)?, &answer)?;
         let closing = special_tokens.iter().filter_map(|token| Some((tail.find(token.as_str())?, token)));
         // Of two that start at one place the longer is the token.
@@ -74,38 +82,109 @@ enum Kind {
     Answer,
 }
 
-/// The supervised byte ranges of `text`, ascending, one for each of the assistant's turns.
-///
-/// `text` is the conversation rendered with [`Ending::Closed`].
+/// Which of the assistant's words are supervised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Supervision {
+    /// All turns or the last.
+    pub turns: SupervisedTurns,
+    /// Reasoning is left out.
+    pub answers_only: bool,
+}
+
+/// A rendering with its supervised byte ranges, ascending, one for each of the assistant's turns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marking {
+    /// The conversation rendered with [`Ending::Closed`].
+    pub text: String,
+    /// What is supervised of it.
+    pub spans: Vec<Range<usize>>,
+}
+
+/// Renders a conversation and finds what is supervised.
 ///
 /// # Errors
-/// No assistant turn, or none of whose place the template leaves no doubt.
-pub fn spans(
+/// The template refuses it; no assistant turn, or one of whose place the template leaves doubt.
+pub fn mark_up(
+    conversation: &Conversation,
+    template: &ChatTemplate,
+    shape: &TurnShape,
+    supervision: Supervision,
+) -> Result<Marking, RowFault> {
+    if !conversation.messages.iter().any(|message| message.role() == "assistant") {
+        return Err(RowFault::NoAssistant);
+    }
+    let Marking { text, mut spans } = if template.marks_generations() {
+        let (text, spans) = template.render_marked(conversation)?;
+        let answers = |span: Range<usize>| if supervision.answers_only { behind_thought(&text, span) } else { span };
+        Marking { spans: spans.into_iter().map(answers).collect(), text }
+    } else {
+        let text = template.render(conversation, Ending::Closed)?;
+        Marking { spans: spans(&text, conversation, template, shape, supervision.answers_only)?, text }
+    };
+    if supervision.turns == SupervisedTurns::Last {
+        spans.drain(..spans.len().saturating_sub(1));
+    }
+    Ok(Marking { text, spans })
+}
+
+/// What follows the reasoning block that a span begins with.
+fn behind_thought(text: &str, span: Range<usize>) -> Range<usize> {
+    let thought = text[span.clone()].find(THINK_END).map_or(0, |at| at + THINK_END.len());
+    span.start + thought..span.end
+}
+
+fn spans(
     text: &str,
     conversation: &Conversation,
     template: &ChatTemplate,
     shape: &TurnShape,
+    answers_only: bool,
 ) -> Result<Vec<Range<usize>>, RowFault> {
-    let mut marks = Vec::new();
+    let (mut marks, mut only_calls) = (Vec::new(), Vec::new());
     let mut marked = conversation.clone();
-    let assistants = || conversation.messages.iter().filter(|message| message.role() == "assistant");
-    let places_to_mark = marked.messages.iter_mut().filter(|message| message.role() == "assistant");
-    for (turn, (message, original)) in places_to_mark.zip(assistants()).enumerate() {
-        *message = mark_message(original, turn, &mut marks)?;
+    let assistants = || conversation.messages.iter().enumerate().filter(|(_, message)| message.role() == "assistant");
+    for (turn, (index, original)) in assistants().enumerate() {
+        if original.only_calls_tools() {
+            only_calls.push((index, turn));
+        } else {
+            marked.messages[index] = mark_message(original, turn, &mut marks)?;
+        }
     }
-    if marks.is_empty() {
-        return Err(RowFault::NoAssistant);
+    let mut found = Vec::new();
+    if !marks.is_empty() {
+        let pieces = Pieces::cut(&template.render(&marked, Ending::Closed)?, &marks)?;
+        let places = pieces.places(text, &marks)?;
+        let texts = assistants().enumerate().filter(|(_, (_, message))| !message.only_calls_tools());
+        let turns: Vec<Turn> = texts.map(|(number, (_, message))| Turn::of(number, message, &marks, &places)).collect();
+        found = text_spans(text, &turns, shape, answers_only);
+        let numbers = assistants().filter(|(_, message)| !message.only_calls_tools()).map(|(index, _)| index);
+        for (span, index) in found.iter_mut().zip(numbers) {
+            // After a tool's result a turn may open without the words that it opens with after a question.
+            if index > 0 && conversation.messages[index - 1].role() == "tool" {
+                span.start = calls::opening(text, span.start, conversation, index, template);
+            }
+        }
     }
-    let pieces = Pieces::cut(&template.render(&marked, Ending::Closed)?, &marks)?;
-    let places = pieces.places(text, &marks)?;
-    let turns: Vec<Turn> =
-        assistants().enumerate().map(|(number, message)| Turn::of(number, message, &marks, &places)).collect();
+    for place in only_calls {
+        let span = calls::span(text, conversation, place, template, shape)?;
+        found.push(if answers_only { behind_thought(text, span) } else { span });
+    }
+    found.sort_unstable_by_key(|span| span.start);
+    match found.windows(2).position(|pair| pair[0].end > pair[1].start) {
+        Some(turn) => Err(RowFault::Mask(turn + 1, "the chat template runs it together with the next")),
+        None => Ok(found),
+    }
+}
+
+fn text_spans(text: &str, turns: &[Turn], shape: &TurnShape, answers_only: bool) -> Vec<Range<usize>> {
     let free_from = std::iter::once(0).chain(turns.iter().map(|turn| turn.text.end));
     let free_to = turns.iter().skip(1).map(|turn| turn.text.start).chain(std::iter::once(text.len()));
     let around = turns.iter().zip(free_from.zip(free_to));
-    Ok(around
-        .map(|(turn, (from, to))| turn.span(&text[from..turn.text.start], &text[turn.text.end..to], shape))
-        .collect())
+    let span = |(turn, (from, to)): (&Turn, (usize, usize))| {
+        let span = turn.span(&text[from..turn.text.start], &text[turn.text.end..to], shape);
+        if answers_only && turn.thinks { turn.answer..span.end } else { span }
+    };
+    around.map(span).collect()
 }
 
 /// Puts marks in place of the message's texts. A reasoning part, in its own field or in think tags, gets its own.
@@ -202,6 +281,8 @@ fn forms(text: &str) -> [&str; 7] {
 struct Turn {
     /// From its first text's start to its answer's end.
     text: Range<usize>,
+    /// Where its answer starts.
+    answer: usize,
     thinks: bool,
     calls_tools: bool,
 }
@@ -211,8 +292,9 @@ impl Turn {
         let own = marks.iter().zip(places).filter(|(mark, _)| mark.turn == number);
         let mut kept = own.filter_map(|(mark, place)| Some((mark.kind, place.clone()?)));
         let (kind, first) = kept.next().expect("every answer has its place");
-        let end = kept.next_back().map_or(first.end, |(_, answer)| answer.end);
-        Turn { text: first.start..end, thinks: kind == Kind::Reasoning, calls_tools: message.calls_tools() }
+        let answer = kept.next_back().map_or(first.clone(), |(_, answer)| answer);
+        let thinks = kind == Kind::Reasoning;
+        Turn { text: first.start..answer.end, answer: answer.start, thinks, calls_tools: message.calls_tools() }
     }
 
     /// From the place where the model starts to write to the end of its turn. `head` and `tail` are what the rendering
