@@ -1,6 +1,6 @@
 # What a fresh machine needs: cargo, python3, a C++ compiler. Every target sets up the rest and says what it does.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench clean libtorch smollm2
+.PHONY: help run test lint loom soak bench clean libtorch smollm2
 SHELL := bash
 
 help: ## this list
@@ -25,6 +25,13 @@ lint: libtorch ## rustfmt, clippy, docs, dependency rules: all without a warning
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	@scripts/cargo-deny.sh check --hide-inclusion-graph bans licenses sources
+
+loom: ## every interleaving of the queue's steps, and two seeded bugs that must be caught
+	@scripts/loom.sh
+
+SECONDS ?= 60
+soak: ## kill the queue's workers at random for SECONDS=60, thousands of times; one JSON line last
+	@cargo run -q --release -p common --example soak -- $(SECONDS)
 
 bench: libtorch ## timings of the queue, as JSON lines
 	cargo bench --workspace
