@@ -180,14 +180,25 @@ pub struct EvaluateArgs {
     pub overrides: Vec<String>,
 }
 
-/// Looks into the queue of a run, live or dead, and changes nothing.
+/// Looks into the queue of a run, live, stopped or dead, and changes nothing.
 #[derive(Debug, Parser)]
-#[command(name = "tandem-queue", version)]
+#[command(name = "tandem-queue", version, after_help = QUEUE_HELP)]
 pub struct QueueArgs {
     /// What to show.
     #[command(subcommand)]
     pub command: QueueCommand,
 }
+
+const QUEUE_HELP: &str = "\
+Examples:
+  tandem-queue list                          which runs have a queue on this machine
+  tandem-queue watch runs/tiny               follow one; q ends it
+  tandem-queue show runs/tiny --json         its state for a program
+  tandem-queue events runs/tiny | tail       what happened last
+  tandem-queue check runs/tiny && echo good  is everything as it must be?
+
+RUN is a run folder or a run id of `list`. docs/queue.md says what the words and columns mean.
+Exit codes: 0 done, 1 there is no such queue or this build cannot read it, 2 `check` found something broken.";
 
 /// What to show.
 #[derive(Debug, Subcommand)]
@@ -198,15 +209,34 @@ pub enum QueueCommand {
         #[arg(long)]
         json: bool,
     },
-    /// One run: depth per bucket, gate, totals, ledger, workers
-    Show {
-        /// Its run folder, or its id
-        #[arg(value_name = "RUN")]
-        run: String,
-        /// Print one JSON object
-        #[arg(long)]
-        json: bool,
+    /// One run once: gate, slots, batches, buckets with their times, workers
+    Show(OneQueue),
+    /// One run on the whole terminal, until q
+    Watch {
+        /// Which run, and how to print it: with --json one object a line, until it is ended.
+        #[command(flatten)]
+        queue: OneQueue,
+        /// Seconds between two looks
+        #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+        interval: f64,
     },
+    /// Every slot: state, owner, batch, and since when
+    Slots(OneQueue),
+    /// What happened last, oldest first
+    Events(OneQueue),
+    /// Every invariant of the queue held against its memory
+    Check(OneQueue),
+}
+
+/// Which queue, and in what form.
+#[derive(Debug, clap::Args)]
+pub struct OneQueue {
+    /// Its run folder, or its id
+    #[arg(value_name = "RUN")]
+    pub run: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Reads the command line. Asked for help or the version, or given what it does not know, it prints and says how to end.

@@ -1,5 +1,7 @@
 //! Looking into the queue of a run, live or dead, through a read-only map.
 
+mod live;
+mod screen;
 mod text;
 mod watch;
 
@@ -7,17 +9,18 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use common::exit::{Blame, Fault};
-use common::queue::{HeaderError, Snapshot, arena_name, queue_name, reduce_name};
+use common::exit::{Blame, Code, Fault};
+use common::queue::{Details, HeaderError, Snapshot, arena_name, queue_name, reduce_name};
 use common::run_plan::{PLAN_FILE, RunPlan};
 use common::shm::ShmError;
 use serde::Serialize;
 
-use crate::args::QueueCommand;
+use crate::args::{OneQueue, QueueCommand};
 use crate::command::print;
 
 pub(crate) use watch::Watch;
 
+const WHICH_HINT: &str = "give a run folder, or a run id of `tandem-queue list`";
 const MISSING_HINT: &str = "the queue lives as long as the run's training: `tandem-queue list` shows what is there";
 
 /// A queue in the shared memory of this machine.
@@ -33,38 +36,65 @@ struct Listed {
 /// Does what `tandem-queue`'s command line says.
 ///
 /// # Errors
-/// There is no such queue, or none that this build can read.
+/// There is no such queue, or none that this build can read; or `check` found it broken.
 pub fn inspect(command: &QueueCommand) -> Result<(), Fault> {
     match command {
         QueueCommand::List { json } => {
             let queues = list().your_input("/dev/shm has to be readable")?;
             print(&if *json { to_json(&queues) } else { text::list(&queues) })
         }
-        QueueCommand::Show { run, json } => {
-            let snapshot = show(run)?;
-            print(&if *json { to_json(&snapshot) } else { text::show(&snapshot) })
+        QueueCommand::Show(queue) => {
+            let snapshot = snapshot(&queue.run)?;
+            print(&if queue.json { to_json(&snapshot) } else { text::show(&snapshot) })
         }
+        QueueCommand::Watch { queue, interval } => live::watch(queue, *interval),
+        QueueCommand::Slots(queue) => {
+            let details = details(&queue.run)?;
+            print(&if queue.json { to_json(&details.slots) } else { text::slots(&details.slots) })
+        }
+        QueueCommand::Events(queue) => {
+            let details = details(&queue.run)?;
+            print(&if queue.json { to_json(&details.events) } else { text::events(&details.events) })
+        }
+        QueueCommand::Check(queue) => check(queue),
     }
+}
+
+fn check(queue: &OneQueue) -> Result<(), Fault> {
+    let check = details(&queue.run)?.check;
+    print(&if queue.json { to_json(&check) } else { text::check(&check) })?;
+    if check.is_broken() {
+        let broken = format!("{} invariants of the queue do not hold", check.problems.len());
+        return Err(broken).our_failure("keep a copy of the segment in /dev/shm for a report, and end the run");
+    }
+    Ok(())
 }
 
 fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("a snapshot has only values that JSON can hold") + "\n"
 }
 
-/// The queue of a run folder, or of a run id.
-fn show(run: &str) -> Result<Snapshot, Fault> {
+/// The segment of a run folder, or of a run id.
+fn segment(run: &str) -> Result<String, Fault> {
     let folder = Path::new(run);
-    let name = if folder.join(PLAN_FILE).is_file() {
-        RunPlan::read(folder).your_input("give a run folder, or a run id of `tandem-queue list`")?.queue_name()
-    } else {
-        queue_name(run.strip_prefix(&queue_name("")).unwrap_or(run))
-    };
-    Snapshot::read(&name).map_err(|error| {
-        let hint = match error {
-            HeaderError::Shm(ShmError::Missing { .. }) => MISSING_HINT,
-            _ => "give a run folder, or a run id of `tandem-queue list`",
-        };
-        Err::<(), _>(error).your_input(hint).expect_err("it is an error")
+    if folder.join(PLAN_FILE).is_file() {
+        return Ok(RunPlan::read(folder).your_input(WHICH_HINT)?.queue_name());
+    }
+    Ok(queue_name(run.strip_prefix(&queue_name("")).unwrap_or(run)))
+}
+
+fn snapshot(run: &str) -> Result<Snapshot, Fault> {
+    blamed(Snapshot::read(&segment(run)?))
+}
+
+fn details(run: &str) -> Result<Details, Fault> {
+    blamed(Details::read(&segment(run)?))
+}
+
+fn blamed<T>(read: Result<T, HeaderError>) -> Result<T, Fault> {
+    read.map_err(|error| {
+        let is_missing = matches!(error, HeaderError::Shm(ShmError::Missing { .. }));
+        Fault::new(Code::Input, error).with_hint(if is_missing { MISSING_HINT } else { WHICH_HINT })
     })
 }
 
@@ -106,7 +136,7 @@ mod tests {
     #[test]
     fn a_missing_queue_is_named_whatever_way_it_was_asked_for() {
         for run in ["no-such", "tandem-no-such"] {
-            let fault = show(run).expect_err("there is none");
+            let fault = snapshot(run).expect_err("there is none");
             assert!(fault.to_string().starts_with("/dev/shm/tandem-no-such does not exist"), "{fault}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use common::queue::{Gauge, ParticipantView, Snapshot};
+use common::queue::{CheckView, EventView, Gauge, Histogram, ParticipantView, SlotView, Snapshot};
 
 use super::Listed;
 
@@ -42,13 +42,13 @@ pub(super) fn show(snapshot: &Snapshot) -> String {
         push(&mut text, "the queue changed while it was read: numbers may not add up");
     }
     push(&mut text, &format!("gate {}", snapshot.gate.reason));
-    slots(&mut text, snapshot);
+    totals(&mut text, snapshot);
     buckets(&mut text, snapshot);
     workers(&mut text, snapshot);
     text
 }
 
-fn slots(text: &mut String, snapshot: &Snapshot) {
+fn totals(text: &mut String, snapshot: &Snapshot) {
     let (slots, batches) = (snapshot.slots, snapshot.batches);
     push(
         text,
@@ -70,37 +70,127 @@ fn slots(text: &mut String, snapshot: &Snapshot) {
             batches.total, batches.pending, batches.claimed, batches.ready, batches.held, batches.trained
         ),
     );
-    if let Some(holder) = &snapshot.lock.held_by {
-        push(text, &format!("lock held by {holder}; taken over from the dead {} times", snapshot.lock.steals));
-    }
+    push(text, &lock(snapshot));
+}
+
+/// Who is inside the lock; that is never long, unless its holder does not run.
+pub(super) fn lock(snapshot: &Snapshot) -> String {
+    let steals = snapshot.lock.steals;
+    let holder = match &snapshot.lock.held_by {
+        None => "free".into(),
+        Some(name) => {
+            let is_holder = |worker: &&ParticipantView| format!("{} {}", worker.role, worker.rank) == *name;
+            let worker = snapshot.participants.iter().find(is_holder);
+            let pid = worker.and_then(|worker| worker.pid).map_or(String::new(), |pid| format!(" (pid {pid})"));
+            let state = match worker {
+                Some(worker) if worker.stopped => ", which is STOPPED: everybody waits for it",
+                Some(worker) if !worker.alive => ", which is dead: whoever wants it next takes it over",
+                _ => "",
+            };
+            format!("held by {name}{pid}{state}")
+        }
+    };
+    format!("lock {holder}; taken over from the dead {steals} times")
 }
 
 fn buckets(text: &mut String, snapshot: &Snapshot) {
-    let head = format!(
-        "\n{:>10} {:>7} {:>7} {:>9} {:>9} {:>11}",
-        "BUCKET", "READY", "MOST", "PRODUCED", "CONSUMED", "REDELIVERED"
-    );
-    push(text, &head);
+    let names = ["READY", "MOST", "PRODUCED", "CONSUMED", "REDELIVERED", "DROPPED"];
+    let times = ["WAIT p50/p99", "AGE p50/p99", "HOLD p50/p99"];
+    let counts = |cells: [String; 6]| cells.map(|cell| format!(" {cell:>11}")).concat();
+    let wide = |cells: [String; 3]| cells.map(|cell| format!(" {cell:>15}")).concat();
+    push(text, &format!("\n{:>10}{}{}", "BUCKET", counts(names.map(String::from)), wide(times.map(String::from))));
     for bucket in &snapshot.buckets {
+        let (ready, most) = (u64::from(bucket.ready), u64::from(bucket.high_water));
+        let numbers = [ready, most, bucket.produced, bucket.consumed, bucket.redelivered, bucket.dropped];
+        let times = [&bucket.waited, &bucket.aged, &bucket.held].map(percentiles);
         let bound = format!("<= {}", bucket.bound);
-        let (ready, most, produced) = (bucket.ready, bucket.high_water, bucket.produced);
-        let (consumed, redelivered) = (bucket.consumed, bucket.redelivered);
-        push(text, &format!("{bound:>10} {ready:>7} {most:>7} {produced:>9} {consumed:>9} {redelivered:>11}"));
+        push(text, &format!("{bound:>10}{}{}", counts(numbers.map(|number| number.to_string())), wide(times)));
     }
+}
+
+/// A histogram's middle and tail.
+pub(super) fn percentiles(histogram: &Histogram) -> String {
+    match (histogram.quantile(0.5), histogram.quantile(0.99)) {
+        (Some(middle), Some(tail)) => format!("{}/{}", short(middle), short(tail)),
+        _ => "-".into(),
+    }
+}
+
+/// Microseconds in a few characters.
+fn short(microseconds: u64) -> String {
+    match microseconds {
+        0..1_000 => format!("{microseconds}us"),
+        1_000..1_000_000 => format!("{}ms", microseconds / 1_000),
+        _ => format!("{}s", microseconds / 1_000_000),
+    }
+}
+
+/// A line per slot.
+pub(super) fn slots(slots: &[SlotView]) -> String {
+    let mut text = format!(
+        "{:>5} {:<8} {:<12} {:>10} {:>6} {:>7} {:>10}\n",
+        "SLOT", "STATE", "OWNER", "BATCH", "BUCKET", "RETURNS", "SINCE"
+    );
+    for view in slots {
+        let (slot, state, returns, since) = (view.slot.to_string(), view.state, view.returns, view.since_s);
+        let owner = view.owner.as_deref().unwrap_or("-");
+        let (batch, bucket) = (or_dash(view.batch), or_dash(view.bucket));
+        push(
+            &mut text,
+            &format!("{slot:>5} {state:<8} {owner:<12} {batch:>10} {bucket:>6} {returns:>7} {since:>8.3} s"),
+        );
+    }
+    text
+}
+
+/// A line per event.
+pub(super) fn events(events: &[EventView]) -> String {
+    let mut text =
+        format!("{:>10} {:>12} {:<8} {:<12} {:>5} {:>10}\n", "NUMBER", "AGO", "WHAT", "WHO", "SLOT", "BATCH");
+    for event in events {
+        let (slot, batch) = (or_dash(event.slot), or_dash(event.batch));
+        let (number, ago, what, who) = (event.number, event.ago_s, event.what, &event.who);
+        push(&mut text, &format!("{number:>10} {ago:>10.6} s {what:<8} {who:<12} {slot:>5} {batch:>10}"));
+    }
+    text
+}
+
+/// What holds and what does not.
+pub(super) fn check(check: &CheckView) -> String {
+    let mut text = String::new();
+    if let Some(lock) = &check.lock {
+        push(&mut text, &format!("the queue does not rest: {lock}"));
+    }
+    check.problems.iter().for_each(|problem| push(&mut text, problem));
+    match (check.settled, check.problems.is_empty()) {
+        (true, true) => push(&mut text, "every invariant holds"),
+        (true, false) => push(&mut text, "the queue is broken"),
+        (false, _) => push(&mut text, "nothing can be said for sure: a step is half done"),
+    }
+    text
+}
+
+fn or_dash(value: Option<impl std::fmt::Display>) -> String {
+    value.map_or("-".into(), |value| value.to_string())
 }
 
 fn workers(text: &mut String, snapshot: &Snapshot) {
-    push(text, &format!("\n{:<12} {:>8} {:>6} {:>9} {:>8}  DOES", "WORKER", "PID", "ALIVE", "RESTARTS", "BATCHES"));
+    push(text, &format!("\n{:<12} {:>8} {:>7} {:>9} {:>8}  DOES", "WORKER", "PID", "ALIVE", "RESTARTS", "BATCHES"));
     for worker in &snapshot.participants {
         let name = common::telemetry::worker_name(worker.role, worker.rank);
         let pid = worker.pid.map_or("-".into(), |pid| pid.to_string());
-        let alive = if worker.alive { "yes" } else { "no" };
+        let alive = match (worker.alive, worker.stopped) {
+            (true, true) => "stopped",
+            (true, false) => "yes",
+            (false, _) => "no",
+        };
         let restarts = worker.incarnation.saturating_sub(1);
-        push(text, &format!("{name:<12} {pid:>8} {alive:>6} {restarts:>9} {:>8}  {}", worker.batches, does(worker)));
+        push(text, &format!("{name:<12} {pid:>8} {alive:>7} {restarts:>9} {:>8}  {}", worker.batches, does(worker)));
     }
 }
 
-fn does(worker: &ParticipantView) -> String {
+/// What a worker does, for how long, and its last numbers.
+pub(super) fn does(worker: &ParticipantView) -> String {
     if worker.pid.is_none() {
         return "not there yet".into();
     }
@@ -117,7 +207,8 @@ fn does(worker: &ParticipantView) -> String {
     format!("{doing}; step {step}/{total} loss {loss:.3} acc {accuracy:.3}")
 }
 
-fn capacity(snapshot: &Snapshot) -> u32 {
+/// Slots in all.
+pub(super) fn capacity(snapshot: &Snapshot) -> u32 {
     let slots = snapshot.slots;
     slots.free + slots.writing + slots.ready + slots.reading
 }
