@@ -39,6 +39,10 @@ pub(crate) use ending::{Ending, signal_name};
 pub(crate) use orphans::Orphans;
 use pump::{Data, Pump, Sink, Tail};
 
+/// How libtorch has to behave in workers. cuDNN's attention builds a plan for every new shape, for seconds each; packed
+/// batches and growing caches have ever-new shapes, so the other attention kernels go first.
+const LIBTORCH_ENV: [(&str, &str); 1] = [("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")];
+
 /// How long to wait for the output's end once the process is gone: somebody who left its group may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -198,6 +202,7 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
     let sink = Sink::open(launch, console.clone(), tail.clone())?;
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).envs(launch.env.iter().map(|(key, value)| (key, value)));
+    command.envs(LIBTORCH_ENV);
     command.env(ERROR_FILE, launch.error_file()).process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     match std::fs::remove_file(launch.error_file()) {
