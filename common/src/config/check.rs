@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use super::{Config, ConfigError, LayerType};
+use crate::ids::Role;
 
 struct Check<'a> {
     origin: &'a str,
@@ -88,7 +89,9 @@ fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
     check.that(training.num_epochs >= 1, "training.num_epochs", training.num_epochs, "1 or more")?;
     check.that(training.max_steps != Some(0), "training.max_steps", 0, "1 or more")?;
     let batches = training.batches_per_step;
-    check.that(batches >= 1, "training.batches_per_step", batches, "1 or more")?;
+    let drafters = config.run.workers(Role::Drafter);
+    let allowed = format!("{drafters} or more, one for each drafter, or the others would have nothing to do");
+    check.that(batches >= drafters, "training.batches_per_step", batches, &allowed)?;
     let rate = training.learning_rate;
     check.that(rate > 0.0 && rate.is_finite(), "training.learning_rate", rate, "above 0")?;
     let least = training.min_learning_rate;
