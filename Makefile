@@ -1,6 +1,6 @@
 # What a fresh machine needs: cargo, python3, a C++ compiler. Every target sets up the rest and says what it does.
 .DEFAULT_GOAL := help
-.PHONY: help run test lint loom soak bench clean libtorch smollm2
+.PHONY: chaos help run test lint loom soak bench clean libtorch smollm2
 SHELL := bash
 
 help: ## this list
@@ -32,6 +32,10 @@ loom: ## every interleaving of the queue's steps, and two seeded bugs that must 
 SECONDS ?= 60
 soak: ## kill the queue's workers at random for SECONDS=60, thousands of times; one JSON line last
 	@cargo run -q --release -p common --example soak -- $(SECONDS)
+
+chaos: libtorch ## 200 kills at random moments in one run (CHAOS_KILLS, CHAOS_SEED), and what became of it as a JSON line
+	CHAOS_KILLS=$${CHAOS_KILLS:-200} CHAOS_STEPS=$${CHAOS_STEPS:-1000} cargo test --release --package tests --test chaos
+	@cat target/release/chaos.json
 
 bench: libtorch ## timings of the queue, as JSON lines
 	cargo bench --workspace

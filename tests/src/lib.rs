@@ -1,5 +1,7 @@
 //! What every test from outside needs: the real programs, a folder of its own, and an end to waiting.
 
+pub mod live;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -168,8 +170,13 @@ pub fn shared_memory_of(launcher: u32) -> Vec<String> {
         .collect()
 }
 
+/// Writes a line to stderr, past the test harness.
+pub fn say(line: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "{line}").ok();
+}
+
 /// Says on stderr why a test did not look at what it is for.
 pub fn skipped(why: &str) {
-    use std::io::Write;
-    writeln!(std::io::stderr(), "skipped: {why}").ok();
+    say(&format!("skipped: {why}"));
 }
