@@ -47,10 +47,10 @@ impl StreamMap {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct OutputArgs {
     /// Streams that go to the log files alone: 0 none, 1 stdout, 2 stderr, 3 both, or a list 0:3,12:1 by rank
-    #[arg(long, value_name = "STREAMS")]
+    #[arg(short, long, value_name = "STREAMS")]
     redirects: Option<StreamMap>,
     /// Streams that appear on the console although redirected
-    #[arg(long, value_name = "STREAMS")]
+    #[arg(short, long, value_name = "STREAMS")]
     tee: Option<StreamMap>,
     /// Ranks whose lines appear on the console
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]

@@ -206,6 +206,21 @@ fn a_worker_ends_with_the_pipe_to_its_launcher() {
 }
 
 #[test]
+fn a_model_that_does_not_load_prints_one_clear_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(root().join("examples/tiny/target")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"num_hidden_layers\": 6", "\"num_hidden_layers\": 7")).unwrap();
+    let end = start(&Run::new(), &[&format!("model.target_model_path={}", folder.path().display())]).end();
+    assert_eq!((end.status.code(), end.stderr.matches("missing").count()), (Some(1), 1), "{}", end.stderr);
+    assert!(!end.stderr.contains("refused its input") && end.stderr.lines().last().unwrap().starts_with("hint: "));
+}
+
+#[test]
 fn a_failure_says_its_cause_once_and_leaves_it_to_programs_too() {
     let run = Run::new();
     let live = start(&run, &["--max-restarts", "0"]);

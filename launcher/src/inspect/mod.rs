@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 
 use common::exit::{Blame, Code, Fault};
-use common::queue::{Details, HeaderError, Snapshot, arena_name, queue_name, reduce_name};
+use common::queue::{Details, HeaderError, Snapshot, arena_name, queue_name, reduce_name, snapshots_name};
 use common::run_plan::{PLAN_FILE, RunPlan};
 use common::shm::ShmError;
 use serde::Serialize;
@@ -101,7 +101,8 @@ fn blamed<T>(read: Result<T, HeaderError>) -> Result<T, Fault> {
 /// Whether a segment belongs to a queue rather than being one.
 fn is_part(segment: &str) -> bool {
     let owner = segment.strip_prefix(&queue_name("")).and_then(|rest| rest.rsplit_once('-'));
-    owner.is_some_and(|(run_id, _)| [arena_name(run_id), reduce_name(run_id)].iter().any(|name| name == segment))
+    owner
+        .is_some_and(|(id, _)| [arena_name(id), reduce_name(id), snapshots_name(id)].iter().any(|name| name == segment))
 }
 
 /// Every queue of this machine.
@@ -129,8 +130,9 @@ mod tests {
 
     #[test]
     fn arenas_and_sums_are_no_queues() {
-        let parts = ["tandem-6b-1", "tandem-6b-1-arena", "tandem-6b-1-reduce", "tandem-reduce"].map(is_part);
-        assert_eq!(parts, [false, true, true, false]);
+        let names =
+            ["tandem-6b-1", "tandem-6b-1-arena", "tandem-6b-1-reduce", "tandem-6b-1-snapshots", "tandem-reduce"];
+        assert_eq!(names.map(is_part), [false, true, true, true, false]);
     }
 
     #[test]

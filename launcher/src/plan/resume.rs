@@ -99,7 +99,7 @@ mod tests {
     fn what_decides_the_weights_must_be_the_same_and_the_rest_need_not() {
         let earlier = config(&["training.seed=1"]);
         let difference = |now: &[&str]| first_difference(&earlier, &config(now));
-        assert_eq!(difference(&["training.seed=1", "training.save_interval=7", "run.pairs=2"]), None);
+        assert_eq!(difference(&["training.seed=1", "training.save_interval=7", "run.threads=2"]), None);
         let seed = ("training.seed".to_owned(), Value::from(1), Value::from(2));
         assert_eq!(difference(&["training.seed=2"]), Some(seed));
         assert_eq!(

@@ -36,7 +36,7 @@ fn the_resolved_configuration_decides_the_same_drafter_again() {
 #[test]
 fn threads_are_as_asked_or_a_fair_share_and_never_none() {
     assert_eq!(threads(&config(&["run.threads=7"])), 7);
-    let shared = threads(&config(&["run.pairs=64"]));
+    let shared = threads(&config(&["run.pairs=64", "training.batches_per_step=64"]));
     let cores = std::thread::available_parallelism().unwrap().get() as u32;
     assert_eq!(shared, (cores / 128).max(1));
 }
