@@ -37,8 +37,11 @@ chaos: libtorch ## 200 kills at random moments in one run (CHAOS_KILLS, CHAOS_SE
 	CHAOS_KILLS=$${CHAOS_KILLS:-200} CHAOS_STEPS=$${CHAOS_STEPS:-1000} cargo test --release --package tests --test chaos
 	@cat target/release/chaos.json
 
-bench: libtorch ## timings of the queue, as JSON lines
+GSM8K ?= ../shared/data/gsm8k_train.jsonl
+
+bench: libtorch smollm2 ## timings of queue and data preparation (beside Hugging Face datasets), as JSON lines
 	cargo bench --workspace
+	@scripts/bench-prepare.sh $(GSM8K)
 
 clean: ## remove build products and runs, keep the fetched libtorch
 	cargo clean

@@ -24,8 +24,8 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), AnyError> {
     let plan = RunPlan::read(&args.run)?;
     let device = model::runtime::start(config.run.device, Rank(0), plan.threads).your_input(DeviceError::HINT)?;
     let tokenizer = ChatTokenizer::of(&config)?;
-    let path = config.evaluation.eval_data_path.as_ref().ok_or("evaluation.eval_data_path is not set")?;
-    let prompts = prompts::read(path, &tokenizer, config.evaluation.num_prompts as usize)?.prompts;
+    let prompts =
+        prompts::of_run(&config, &tokenizer)?.ok_or("no held-out rows: set evaluation.eval_data_path")?.prompts;
     let kind = model::runtime::kind(config.model.torch_dtype);
     let report = Bench { args, config: &config, plan: &plan, prompts: &prompts, device }.report(kind)?;
     let mut out = std::io::stdout().lock();

@@ -288,7 +288,8 @@ pub enum PopPolicy {
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationSection {
-    /// Held-out chats; the last user turn is answered. Without it a run is not evaluated.
+    /// Held-out chats; the last user turn is answered. Default: the rows that `data.held_out_share` holds out; without
+    /// either a run is not evaluated.
     pub eval_data_path: Option<PathBuf>,
     /// Prompts taken from the start of the file.
     pub num_prompts: u32,

@@ -25,8 +25,8 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Result<(), Fault> {
     let config = load(&args.config, &args.overrides)?;
     let draft = args.draft.clone().map_or_else(|| newest(&config), Ok)?;
     let models = Models::read(config, Some(&draft))?;
-    let prompts = held_out_prompts(&models)?.ok_or("evaluation.eval_data_path is not set");
-    prompts.your_input("set it to a file of held-out chats")?;
+    let prompts = held_out_prompts(&models)?.ok_or("neither evaluation.eval_data_path nor data.held_out_share is set");
+    prompts.your_input("set the first to a file of held-out chats")?;
     let programs = programs()?;
     let folder = temporary_run(&models)?;
     let console = Console::start();

@@ -57,13 +57,10 @@ fn tokenizer(config: &Config) -> Result<ChatTokenizer, Fault> {
 
 /// Refuses held-out chats that hold no prompt; how many they hold, of those asked for. None if there are none to decode.
 fn held_out_prompts(models: &Models) -> Result<Option<usize>, Fault> {
-    let evaluation = &models.config.evaluation;
-    let Some(path) = &evaluation.eval_data_path else { return Ok(None) };
-    let prompts = data::prompts::read(path, &models.tokenizer, evaluation.num_prompts as usize);
-    let prompts = prompts.map_err(|error| {
+    let prompts = data::prompts::of_run(&models.config, &models.tokenizer).map_err(|error| {
         Fault::new(Code::Input, format!("evaluation.eval_data_path: {error}")).with_hint(error.hint())
     })?;
-    Ok(Some(prompts.prompts.len()))
+    Ok(prompts.map(|found| found.prompts.len()))
 }
 
 /// Results go to stdout; a reader that has gone away (`| head`) is no failure.

@@ -51,7 +51,11 @@ impl Encoder {
     /// Nothing is added to the text.
     pub(crate) fn encode(&self, text: &str) -> Result<Encoded, tokenizers::Error> {
         match &self.by_pieces {
-            Some(by_pieces) if by_pieces.takes(text) => by_pieces.encode(text, self.tokenizer.get_model()),
+            Some(by_pieces) if by_pieces.takes(text) => match by_pieces.encode(text, self.tokenizer.get_model()) {
+                Ok(encoded) => Ok(encoded),
+                Err(Stop::Uncovered) => self.encode_plainly(text),
+                Err(Stop::Model(error)) => Err(error),
+            },
             _ => self.encode_plainly(text),
         }
     }
@@ -61,6 +65,13 @@ impl Encoder {
         let encoding = self.tokenizer.encode(text, false)?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
+}
+
+/// Why a text is not encoded by pieces.
+enum Stop {
+    /// It holds a byte that the vocabulary has no token for.
+    Uncovered,
+    Model(tokenizers::Error),
 }
 
 /// Byte-level BPE, piece by piece.
@@ -79,8 +90,7 @@ impl ByPieces {
     fn of(tokenizer: &Tokenizer) -> Option<ByPieces> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let affixes = model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some();
-        let every_byte = || (0..=255).all(|byte| model.token_to_id(&bytes::written(byte).to_string()).is_some());
-        if model.dropout.is_some() || affixes || !every_byte() {
+        if model.dropout.is_some() || affixes || model.byte_fallback {
             return None;
         }
         let nfc = match tokenizer.get_normalizer() {
@@ -99,7 +109,7 @@ impl ByPieces {
         !self.nfc || text.is_ascii() || is_nfc_quick(text.chars()) == IsNormalized::Yes
     }
 
-    fn encode(&self, text: &str, model: &ModelWrapper) -> Result<Encoded, tokenizers::Error> {
+    fn encode(&self, text: &str, model: &ModelWrapper) -> Result<Encoded, Stop> {
         let idle = || self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut table = idle().pop().unwrap_or_default();
         let mut writer = Writer { out: Encoded::default(), at: 0, table: &mut table, model };
@@ -109,7 +119,7 @@ impl ByPieces {
         done.map(|()| out)
     }
 
-    fn write(&self, text: &str, writer: &mut Writer) -> Result<(), tokenizers::Error> {
+    fn write(&self, text: &str, writer: &mut Writer) -> Result<(), Stop> {
         let [plain, normalized] = &self.added;
         for (part, token) in plain.cut(text) {
             if let Some(id) = token {
@@ -151,7 +161,7 @@ impl Writer<'_> {
         self.at += length;
     }
 
-    fn piece(&mut self, piece: &str) -> Result<(), tokenizers::Error> {
+    fn piece(&mut self, piece: &str) -> Result<(), Stop> {
         if let Some(&(start, count)) = self.table.places.get(piece) {
             for index in start as usize..(start + count) as usize {
                 let (id, length) = self.table.tokens[index];
@@ -160,11 +170,14 @@ impl Writer<'_> {
             return Ok(());
         }
         let written: String = piece.bytes().map(bytes::written).collect();
-        let tokens = self.model.tokenize(&written)?;
+        let tokens = self.model.tokenize(&written).map_err(Stop::Model)?;
+        // Each character of a token's text stands for one byte; bytes without a token are left out or become another one.
+        if tokens.iter().map(|token| token.value.as_str()).collect::<String>() != written {
+            return Err(Stop::Uncovered);
+        }
         if piece.len() <= TABLE_PIECE_BYTES {
             self.remember(piece, &tokens);
         }
-        // Each character of a token's text stands for one byte.
         tokens.iter().for_each(|token| self.token(token.id, token.value.chars().count()));
         Ok(())
     }

@@ -111,6 +111,17 @@ fn a_full_table_starts_anew_and_long_pieces_pass_by() {
     }
 }
 
+/// Published vocabularies lack bytes that UTF-8 never has, and some lack others.
+#[test]
+fn bytes_without_a_token_are_left_to_the_crate() {
+    let json = fast()[0].tokenizer().to_string(false).unwrap();
+    let encoder = Encoder::new(json.replacen("\"ñ\":", "\"gone\":", 1).parse().unwrap());
+    assert!(encoder.by_pieces.is_some());
+    for text in ["the quick \u{50000} fox", "the quick fox"] {
+        assert_eq!(encoder.encode(text).unwrap(), encoder.encode_plainly(text).unwrap());
+    }
+}
+
 #[test]
 fn what_is_not_known_is_left_to_the_crate() {
     let bytes = || PreTokenizerWrapper::from(ByteLevel::new(false, true, true));

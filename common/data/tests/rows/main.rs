@@ -6,6 +6,7 @@ mod folder;
 mod golden;
 mod inputs;
 mod masks;
+mod odd;
 mod plan;
 mod prompts;
 mod shapes;
