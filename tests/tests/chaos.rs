@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::ids::Role;
 use common::manifest::{Manifest, newest_checkpoint};
@@ -48,21 +48,23 @@ fn start(run: &Run, steps: u64) -> Live {
     Live::start(run, command)
 }
 
-/// Kills workers at random moments until there were enough or the run has ended; how long each went unnoticed.
+/// Kills workers at random moments, `kills` times; how long each went unnoticed. Most have done something since their
+/// start, or the launcher would let them rest longer and longer; one in eight is killed as soon as it is there.
 fn attack(live: &Live, kills: u64, dice: &mut Dice) -> Vec<Duration> {
     let mut noticed = Vec::new();
+    let mut batches_before = [0; 2];
     while (noticed.len() as u64) < kills {
-        std::thread::sleep(Duration::from_millis(dice.below(400)));
-        let role = [Role::Target, Role::Drafter][dice.below(2) as usize];
-        let end = Instant::now() + Duration::from_secs(60);
-        let pid = loop {
-            assert!(Instant::now() < end, "{role} does not come back");
-            if let Some(pid) = live.worker(role, 0).and_then(|seen| seen.pid) {
-                break pid;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        noticed.push(live.kill((role, 0), pid));
+        let (number, early) = (dice.below(2) as usize, dice.below(8) == 0);
+        let role = [Role::Target, Role::Drafter][number];
+        let mut victim = None;
+        live.await_that(&format!("{role} to be at work"), || {
+            victim = live.worker(role, 0).filter(|seen| early || seen.batches > batches_before[number]);
+            victim.is_some()
+        });
+        std::thread::sleep(Duration::from_micros(dice.below(60_000)));
+        let victim = victim.expect("it was awaited");
+        batches_before[number] = live.worker(role, 0).map_or(victim.batches, |seen| seen.batches);
+        noticed.push(live.kill((role, 0), victim.pid.expect("it lives")));
     }
     noticed.sort_unstable();
     noticed

@@ -115,7 +115,7 @@ fn workers_get_their_command_line_and_the_run_ends_with_them() {
 #[test]
 fn a_failed_target_is_started_again_and_the_drafter_does_not_notice() {
     let target = "echo x >> $RUN/starts; [ $(wc -l < $RUN/starts) -ge 3 ] || kill -9 $$";
-    let drafter = "echo x >> $RUN/drafters; while [ $(wc -l < $RUN/starts) -lt 3 ]; do sleep 0.05; done";
+    let drafter = "echo x >> $RUN/drafters; until [ $(wc -l < $RUN/starts) -ge 3 ]; do sleep 0.05; done";
     let stage = Stage::new(1, target, drafter);
     let story = stage.play(2, |_| ());
     assert_eq!((story.outcome, story.target_restarts, story.drafter_restarts), (Outcome::Trained, 2, 0));
@@ -148,7 +148,7 @@ fn drafters_go_on_together_from_the_newest_checkpoint() {
         if [ $RANK = 1 ] && [ ! -e $RUN/died ]; then
             while [ ! -e $RUN/starts.0 ]; do sleep 0.05; done; touch $RUN/died; kill -9 $$
         fi
-        while [ $(wc -l < $RUN/starts.0) -lt 2 ]; do sleep 0.05; done";
+        until [ $(wc -l < $RUN/starts.0) -ge 2 ]; do sleep 0.05; done";
     let stage = Stage::new(2, "while [ ! -e $RUN/starts.1 ]; do sleep 0.05; done", drafter);
     let checkpoint = stage.run_dir().join(CHECKPOINTS).join("step-000003");
     fs::create_dir_all(&checkpoint).unwrap();
