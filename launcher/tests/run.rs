@@ -107,20 +107,24 @@ fn a_run_ends_with_what_it_gained() {
 
 #[test]
 fn what_a_worker_refuses_is_the_last_word() {
-    let stage =
-        Stage::new("echo 'target-worker: norm.weight is missing' >&2; echo 'hint: mend it' >&2; exit 1", "sleep 600");
+    let words = r#"{"code": 1, "error": "norm.weight is missing", "hint": "mend it"}"#;
+    let stage = Stage::new(&format!("echo '{words}' > $ERROR_FILE; exit 1"), "sleep 600");
     let (code, _, stderr) = stage.finish("run", &[]);
     assert_eq!((code, last_lines(&stderr)), (Some(1), ("tandem: target 0: norm.weight is missing", "hint: mend it")));
+    assert_eq!(stderr.matches("norm.weight").count(), 1, "one cause, said once: {stderr}");
     assert_eq!(stage.shared_memory(), Vec::<String>::new());
 }
 
 #[test]
-fn a_worker_that_dies_too_often_is_named_with_its_signal() {
+fn a_worker_that_never_starts_is_named_with_its_signal() {
     let stage = Stage::new("kill -9 $$", "sleep 600");
-    let (code, _, stderr) = stage.finish("run", &["run.max_restarts=1"]);
+    let (code, _, stderr) = stage.finish("run", &["--startup-retries", "1"]);
     let (line, hint) = last_lines(&stderr);
     assert_eq!(code, Some(2), "{stderr}");
-    assert!(line.starts_with("tandem: target 0 was killed by SIGKILL") && line.ends_with("restarts used: 1"), "{line}");
+    assert!(
+        line.starts_with("tandem: target 0 was killed by SIGKILL") && line.contains("never ready in 2 tries"),
+        "{line}"
+    );
     assert!(hint.starts_with("hint: ") && hint.contains("memory"), "{hint}");
     assert_eq!(stage.shared_memory(), Vec::<String>::new());
 }
@@ -150,7 +154,7 @@ fn a_killed_launcher_leaves_no_process_and_the_next_start_takes_its_memory_away(
     let pid = |name: &str| fs::read_to_string(stage.0.path().join(name)).unwrap_or_default();
     let files = ["target-worker.pid", "drafter-worker.pid"];
     await_that("both workers", || files.iter().all(|name| pid(name).ends_with('\n')));
-    assert_eq!(stage.shared_memory().len(), 2, "queue and arena");
+    assert_eq!(stage.shared_memory().len(), 3, "queue, arena and snapshots");
     tandem.kill().unwrap();
     tandem.wait().unwrap();
     let gone = |name: &&str| !Path::new(&format!("/proc/{}/fd/0", pid(name).trim())).exists();
