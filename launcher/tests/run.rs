@@ -165,6 +165,33 @@ fn a_killed_launcher_leaves_no_process_and_the_next_start_takes_its_memory_away(
     assert_eq!(stage.shared_memory(), Vec::<String>::new());
 }
 
+/// A gigabyte on stderr, without an end of line.
+#[test]
+fn a_flood_does_not_grow_the_launcher() {
+    let flood =
+        "until [ -e $2/go ]; do sleep 0.05; done; head -c 1000000000 /dev/zero >&2; touch $2/flooded; sleep 600";
+    let stage = Stage::new(flood, &format!("until [ -e $RUN/flooded ]; do sleep 0.05; done\n{SAVE}"));
+    let logs = format!("--log-dir={}", stage.0.path().join("logs").display());
+    // Everything that is written there is gone: what counts is that it is read.
+    fs::create_dir(stage.0.path().join("logs")).unwrap();
+    std::os::unix::fs::symlink("/dev/null", stage.0.path().join("logs/target-0.log")).unwrap();
+    let mut tandem = stage.command("run", &[&logs]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", tandem.id());
+    let most_kib = || -> u64 {
+        let text = fs::read_to_string(&status).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    await_that("the plan", || stage.run_dir().join("logs/evaluate.log").exists());
+    let before = most_kib();
+    fs::write(stage.run_dir().join("go"), "").unwrap();
+    await_that("the flood's end", || stage.run_dir().join("flooded").exists());
+    let growth = most_kib() - before;
+    assert!(growth < 40 * 1024, "grew by {growth} KiB");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(tandem.id() as i32), nix::sys::signal::Signal::SIGTERM).unwrap();
+    tandem.wait().unwrap();
+}
+
 fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !holds() {
