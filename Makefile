@@ -39,8 +39,8 @@ chaos: libtorch ## 200 kills at random moments in one run (CHAOS_KILLS, CHAOS_SE
 
 GSM8K ?= ../shared/data/gsm8k_train.jsonl
 
-bench: libtorch smollm2 ## timings of queue and data preparation (beside Hugging Face datasets), as JSON lines
-	cargo bench --workspace
+bench: libtorch smollm2 ## timings of queue and data preparation beside what they are measured against, as JSON lines
+	@scripts/bench-queue.sh
 	@scripts/bench-prepare.sh $(GSM8K)
 
 clean: ## remove build products and runs, keep the fetched libtorch
