@@ -65,6 +65,7 @@ fn files_are_short_and_unsafe_stays_in_its_rooms() {
         "common/src/queue/",
         "common/src/reduce",
         "common/tests/",
+        "common/benches/",
         "common/examples/",
         "common/data/src/store/mapping.rs",
         "common/model/src/arena/",
