@@ -26,7 +26,7 @@ lint: libtorch ## rustfmt, clippy, docs, dependency rules: all without a warning
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	@scripts/cargo-deny.sh check --hide-inclusion-graph bans licenses sources
 
-loom: ## every interleaving of the queue's steps, and two seeded bugs that must be caught
+loom: ## every interleaving of the queue's steps, and a seeded bug that must be caught
 	@scripts/loom.sh
 
 SECONDS ?= 60
@@ -34,7 +34,7 @@ soak: ## kill the queue's workers at random for SECONDS=60, thousands of times; 
 	@cargo run -q --release -p common --example soak -- $(SECONDS)
 
 chaos: libtorch ## 200 kills at random moments in one run (CHAOS_KILLS, CHAOS_SEED), and what became of it as a JSON line
-	CHAOS_KILLS=$${CHAOS_KILLS:-200} CHAOS_STEPS=$${CHAOS_STEPS:-300} cargo test --release --package tests --test chaos
+	CHAOS_KILLS=$${CHAOS_KILLS:-200} CHAOS_STEPS=$${CHAOS_STEPS:-1000} cargo test --release --package tests --test chaos
 	@cat target/release/chaos.json
 
 GSM8K ?= ../shared/data/gsm8k_train.jsonl
