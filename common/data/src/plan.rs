@@ -10,6 +10,7 @@ use common::ids::BatchId;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha12Rng;
+use rayon::prelude::*;
 
 use crate::store::TokenStore;
 
@@ -92,12 +93,12 @@ impl BatchPlan {
     pub fn of_lengths(lengths: &[u32], options: &PlanOptions) -> BatchPlan {
         let limit = options.max_batches.unwrap_or(u64::MAX);
         let (mut batches, mut batches_per_epoch) = (Vec::new(), Vec::new());
-        for epoch in 0..options.epochs {
+        let planned = (0..options.epochs).into_par_iter().map(|epoch| plan_epoch(lengths, options, epoch));
+        for mut planned in planned.collect::<Vec<_>>() {
             let room = limit - batches.len() as u64;
             if room == 0 {
                 break;
             }
-            let mut planned = plan_epoch(lengths, options, epoch);
             planned.truncate(usize::try_from(room).unwrap_or(usize::MAX));
             batches_per_epoch.push(planned.len() as u64);
             batches.append(&mut planned);
@@ -159,33 +160,43 @@ struct Packer {
     bucket: u32,
     epoch: u32,
     batch_tokens: u32,
-    /// Oldest first, each with its free tokens.
-    open: Vec<(u32, Vec<u32>)>,
+    /// Rows of the open batches, oldest first.
+    open: Vec<Vec<u32>>,
+    /// Their free tokens; apart from the rows, as they are searched for every row.
+    free: Vec<u32>,
     full: Vec<Vec<u32>>,
 }
 
 impl Packer {
     fn new(bucket: u32, epoch: u32, options: &PlanOptions) -> Packer {
-        Packer { bucket, epoch, batch_tokens: options.batch_tokens, open: Vec::new(), full: Vec::new() }
+        Packer {
+            bucket,
+            epoch,
+            batch_tokens: options.batch_tokens,
+            open: Vec::new(),
+            free: Vec::new(),
+            full: Vec::new(),
+        }
     }
 
     fn add(&mut self, row: u32, length: u32) {
-        if let Some((free, rows)) = self.open.iter_mut().find(|(free, _)| *free >= length) {
-            *free -= length;
-            rows.push(row);
+        if let Some(index) = self.free.iter().position(|&free| free >= length) {
+            self.free[index] -= length;
+            self.open[index].push(row);
             return;
         }
         if self.open.len() == OPEN_BATCHES {
-            let fullest = (0..OPEN_BATCHES).min_by_key(|&index| self.open[index].0).expect("there are open batches");
-            self.full.push(self.open.remove(fullest).1);
+            let fullest = (0..OPEN_BATCHES).min_by_key(|&index| self.free[index]).expect("there are open batches");
+            self.free.remove(fullest);
+            self.full.push(self.open.remove(fullest));
         }
-        let free = self.batch_tokens.checked_sub(length).expect("no row is longer than a batch");
-        self.open.push((free, vec![row]));
+        self.free.push(self.batch_tokens.checked_sub(length).expect("no row is longer than a batch"));
+        self.open.push(vec![row]);
     }
 
     fn finish(self) -> impl Iterator<Item = PlannedBatch> {
         let (bucket, epoch) = (self.bucket, self.epoch);
-        let batches = self.full.into_iter().chain(self.open.into_iter().map(|(_, rows)| rows));
+        let batches = self.full.into_iter().chain(self.open);
         batches.map(move |rows| PlannedBatch { bucket, epoch, rows })
     }
 }

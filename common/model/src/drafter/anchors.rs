@@ -139,6 +139,18 @@ mod tests {
         assert!(alone.windows(2).all(|pair| pair[0].anchor < pair[1].anchor), "ascending, each once");
     }
 
+    /// A document's share is its own: as many as it has valid anchors, up to `num_anchors`. Long neighbours take none of it.
+    #[test]
+    fn short_documents_keep_their_share_beside_long_ones() {
+        let (mask, offsets, row_ids) = ([1; 440], [0, 20, 40, 440], [4, 5, 6]);
+        let packed = rows(&mask, &offsets, &row_ids, &[0; 440]);
+        for (num_anchors, shares) in [(512, [19, 19, 399]), (64, [19, 19, 64]), (8, [8, 8, 8])] {
+            let drawn = draw(&packed, &AnchorDraw { num_anchors, seed: 3, epoch: 0 });
+            let of = |document| drawn.iter().filter(|block| packed.document_of(block.anchor) == document).count();
+            assert_eq!([of(0), of(1), of(2)], shares);
+        }
+    }
+
     #[test]
     fn seed_epoch_and_row_each_change_the_draw() {
         let drawn = |seed, epoch, row| {
