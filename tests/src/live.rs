@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use crate::{Run, program, root, shared_memory_of, wait_until};
 
 /// The longest that anything awaited here may take.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// Between two looks at the queue: phases of the tiny model last milliseconds.
 const LOOK: Duration = Duration::from_micros(300);

@@ -84,7 +84,7 @@ fn rows(run: &Run) -> i64 {
 #[test]
 fn kills_at_random_moments_change_nothing() {
     let (kills, seed) = (number("CHAOS_KILLS", 12), number("CHAOS_SEED", 1));
-    let steps = number("CHAOS_STEPS", 40);
+    let steps = number("CHAOS_STEPS", 120);
     let (run, undisturbed) = (Run::new(), Run::new());
     let live = start(&run, steps);
     let noticed = attack(&live, kills, &mut Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));

@@ -93,8 +93,11 @@ impl<'a> Run<'a> {
         let story = self.train()?;
         if let Outcome::Failed(worker, reason) = story.outcome {
             let failure = RunFailure::new(&self.plan.run.run_id, worker, reason, &story);
-            failure.write(&self.folder.path).your_input("the run folder cannot be written to")?;
             let (lines, fault) = failure.page();
+            if let Err(error) = failure.write(&self.folder.path) {
+                // A full disk may be what the run failed of: the cause comes first.
+                self.say(&error.to_string());
+            }
             lines.iter().for_each(|line| self.say(line));
             return Err(fault);
         }
