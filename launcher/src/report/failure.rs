@@ -46,8 +46,10 @@ impl Failure {
             Ending::Exit(code) => (Some(code), None),
             Ending::Signal(signal) => (None, Some(signal_name(signal))),
         };
-        let words = end.words.as_ref();
-        let hint = words.and_then(|words| words.hint.clone());
+        let (error, hint) = match &end.words {
+            Some(words) => (Some(words.error.clone()), words.hint.clone()),
+            None => spoken(&end.tail),
+        };
         let shown = end.tail.len().saturating_sub(TAIL_LINES);
         Failure {
             worker: worker.to_string(),
@@ -56,7 +58,7 @@ impl Failure {
             signal,
             uptime_s: end.uptime.as_secs_f64(),
             doing: doing.map(str::to_owned),
-            error: words.map(|words| words.error.clone()),
+            error,
             hint: hint.unwrap_or_else(|| failure_hint(end.ending, log)),
             tail: end.tail[shown..].to_vec(),
             log: log.to_owned(),
@@ -161,6 +163,12 @@ fn unkillable(worker: WorkerId) -> Failure {
     }
 }
 
+/// Error and hint on stderr: where a worker has to leave them when its error file cannot be written.
+fn spoken(tail: &[String]) -> (Option<String>, Option<String>) {
+    let after = |start: &str| tail.iter().rev().find_map(|line| line.strip_prefix(start)).map(str::to_owned);
+    (after("target-worker: ").or_else(|| after("drafter-worker: ")), after("hint: "))
+}
+
 fn failure_hint(ending: Ending, log: &Path) -> String {
     let log = log.display();
     match ending {
@@ -208,6 +216,13 @@ mod tests {
         let line = "drafter 1 was killed by SIGKILL after 1.5 s (backward); given up: 3 restarts";
         assert_eq!(verdict.line, line);
         assert!(verdict.code == Code::Failure && verdict.hint.unwrap().contains("memory"));
+    }
+
+    #[test]
+    fn without_an_error_file_the_last_lines_speak() {
+        let tail = ["x", "drafter-worker: disk full", "hint: make room"].map(str::to_owned);
+        assert_eq!(spoken(&tail), (Some("disk full".into()), Some("make room".into())));
+        assert_eq!(spoken(&tail[..1]), (None, None));
     }
 
     #[test]
