@@ -1,6 +1,7 @@
 //! Packing is only a layout: loss and gradient of a packed batch are those of its documents one by one, and no label
 //! belongs to another document than its anchor.
 
+#[expect(dead_code, reason = "each test takes what it needs of it")]
 mod tiny;
 
 use common::config::LayerType;
