@@ -59,19 +59,13 @@ struct Worker {
 
 impl Worker {
     fn load(config: &Config, plan: &RunPlan, device: Device) -> Result<Worker, AnyError> {
-        let dtype = config.model.torch_dtype;
+        let kind = model::runtime::kind(config.model.torch_dtype);
         let folder = &config.model.target_model_path;
-        let target = Target::load(folder, &plan.target, device, model::runtime::kind(dtype))
+        let target = Target::load(folder, &plan.target, device, kind)
             .your_input("the folder model.target_model_path must hold the weights that its config.json describes")?;
         let store = TokenStore::reopen(plan.token_store.as_deref().ok_or("plan.json names no token store")?)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
-        let shape = SlotShape {
-            tokens: config.data.batch_tokens as usize,
-            taps: plan.draft.num_taps(),
-            hidden: plan.draft.hidden_size,
-            dtype,
-        };
-        let arena = HostArena::attach(&plan.arena_name(), shape)?;
+        let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
         Ok(Worker { target, taps: plan.draft.target_layer_ids.clone(), store, batches, arena, device })
     }

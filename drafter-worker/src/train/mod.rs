@@ -75,8 +75,7 @@ impl<'a> Trainer<'a> {
         let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
         let consumer = queue.consumer(rank)?;
         consumer.phase(Phase::Loading);
-        let dtype = config.model.torch_dtype;
-        let kind = model::runtime::kind(dtype);
+        let kind = model::runtime::kind(config.model.torch_dtype);
         let vocabulary =
             Vocabulary::load(&config.model.target_model_path, &plan.target, device, kind).your_input(WEIGHTS_HINT)?;
         let mut drafter = checkpoint::first_drafter(config, plan, device, kind)?;
@@ -85,13 +84,7 @@ impl<'a> Trainer<'a> {
             Some(folder) => checkpoint::restore(folder, plan, &mut drafter, &mut optimizer)?,
             None => Step(0),
         };
-        let shape = SlotShape {
-            tokens: config.data.batch_tokens as usize,
-            taps: plan.draft.num_taps(),
-            hidden: plan.draft.hidden_size,
-            dtype,
-        };
-        let arena = HostArena::attach(&plan.arena_name(), shape)?;
+        let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         let exchange = Exchange::new(config, plan, rank, patience)?;
         let log = Log::new(&args.run, config, plan, rank)?;
         consumer.phase(Phase::Ready);

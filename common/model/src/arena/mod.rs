@@ -5,7 +5,8 @@
 
 mod host;
 
-use common::config::Dtype;
+use common::config::{Config, Dtype};
+use common::run_plan::RunPlan;
 use tch::Kind;
 
 pub use host::HostArena;
@@ -24,6 +25,16 @@ pub struct SlotShape {
 }
 
 impl SlotShape {
+    /// The slots of a run: what both workers of a pair must agree on.
+    pub fn of(config: &Config, plan: &RunPlan) -> SlotShape {
+        SlotShape {
+            tokens: config.data.batch_tokens as usize,
+            taps: plan.draft.num_taps(),
+            hidden: plan.draft.hidden_size,
+            dtype: config.model.torch_dtype,
+        }
+    }
+
     /// Bytes of a slot.
     pub fn bytes(&self) -> usize {
         self.tokens * self.taps * self.hidden * self.dtype.size() as usize
