@@ -15,6 +15,27 @@ pub struct Patience {
     pub shutdown: Shutdown,
 }
 
+impl Patience {
+    /// Looks again and again, `pause` apart, until `look` finds something: for what rings no bell.
+    ///
+    /// # Errors
+    /// [`WaitError::Timeout`] naming `what`, [`WaitError::Shutdown`].
+    pub fn poll<T>(
+        &self,
+        what: impl Fn() -> String,
+        pause: Duration,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T, WaitError> {
+        let wait = Wait::new(self);
+        loop {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            std::thread::sleep(wait.sleep(&what)?.min(pause));
+        }
+    }
+}
+
 /// A wait ended without what was waited for.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum WaitError {
@@ -74,5 +95,19 @@ mod tests {
         assert!(error.to_string().ends_with("s for a slot"), "{error}");
         patience.shutdown.request();
         assert_eq!(Wait::new(&patience).sleep(String::new), Err(WaitError::Shutdown));
+    }
+
+    #[test]
+    fn polling_ends_with_what_was_looked_for_or_with_its_name() {
+        let patience = Patience { timeout: Duration::from_secs(3600), shutdown: Shutdown::never() };
+        let mut looks = 0;
+        let found = patience.poll(String::new, Duration::from_millis(1), || {
+            looks += 1;
+            (looks == 3).then_some(looks)
+        });
+        assert_eq!(found, Ok(3));
+        let none = Patience { timeout: Duration::ZERO, ..patience };
+        let error = none.poll(|| "a bell".into(), Duration::from_millis(1), || None::<()>).unwrap_err();
+        assert!(error.to_string().ends_with("s for a bell"), "{error}");
     }
 }

@@ -7,5 +7,6 @@ pub mod drafter;
 pub mod nn;
 pub mod runtime;
 pub mod speculate;
+pub mod sum;
 pub mod target;
 pub mod weights;
