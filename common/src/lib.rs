@@ -14,6 +14,7 @@
 //! - **A11** the training forward equals the inference step.
 //! - **A12** every row exactly once per epoch.
 
+pub mod arena;
 pub mod config;
 pub mod evaluation;
 pub mod exit;

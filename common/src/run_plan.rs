@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arena::ArenaKind;
 use crate::ids::BatchId;
 use crate::model_config::{DraftConfig, TargetConfig};
 use crate::{manifest, queue};
@@ -27,6 +28,8 @@ pub struct RunPlan {
     pub batches_per_epoch: Vec<u64>,
     /// Compute threads of each worker.
     pub threads: u32,
+    /// Where hidden states lie.
+    pub arena: ArenaKind,
     /// The frozen model.
     pub target: TargetConfig,
     /// The draft model, every shape filled in.

@@ -4,6 +4,7 @@
 //! key, what was found and what is allowed. The resolved file is written into the run folder; workers read only that.
 //! Relative paths are relative to the folder `tandem` was started in.
 
+mod arena;
 mod check;
 mod data;
 mod error;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use arena::ArenaChoice;
 pub use data::{BadRows, DataPaths, DataSection, SupervisedTurns};
 pub use error::ConfigError;
 
@@ -55,6 +57,12 @@ pub struct RunSection {
     /// Where tensors live.
     #[serde(default)]
     pub device: Device,
+    /// Where hidden states lie between capture and training.
+    #[serde(default)]
+    pub arena: ArenaChoice,
+    /// Targets send a checksum of each batch's hidden states along, drafters check it: for finding faults.
+    #[serde(default)]
+    pub verify_payload: bool,
     /// Compute threads of each worker; 0 shares the machine's cores out evenly.
     #[serde(default)]
     pub threads: u32,

@@ -7,7 +7,7 @@ use super::activity::{Gauge, Phase};
 use super::place::{Place, WaitsFor, now};
 use super::ring::Hold;
 use super::rows::{Rows, RowsError};
-use crate::ids::{BatchId, SlotIndex, Step};
+use crate::ids::{BatchId, Rank, SlotIndex, Step};
 use crate::sync::Ordering;
 use crate::wait::{Patience, WaitError};
 
@@ -105,6 +105,18 @@ impl ReadLease {
     /// The batch's length bucket.
     pub fn bucket(&self) -> u32 {
         self.place.shared.ring().slots[self.hold.slot.0 as usize].bucket.load(Ordering::Relaxed)
+    }
+
+    /// Which making of the arena's part the slot lies in: whoever has an older one mapped waits for the new one.
+    pub fn arena_version(&self) -> u32 {
+        self.place.shared.ring().slots[self.hold.slot.0 as usize].arena_version.load(Ordering::Relaxed) / 2
+    }
+
+    /// The payload's checksum as its writer computed it, and who that is; none if it sent none.
+    pub fn checksum(&self) -> Option<(Rank, u64)> {
+        let slot = &self.place.shared.ring().slots[self.hold.slot.0 as usize];
+        let writer = slot.payload_writer.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((Rank(writer), slot.payload_checksum.load(Ordering::Relaxed)))
     }
 
     /// A copy of the batch's tokens and rows.

@@ -1,6 +1,6 @@
 //! The launcher's side: it alone creates the queue, takes back what the dead had, and unlinks the name.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -100,6 +100,25 @@ impl QueueOwner {
     /// [`WaitError`] if the lock cannot be had.
     pub fn rewind(&self, trained: &[(u64, u64)]) -> Result<(), WaitError> {
         self.queue.shared.lock(LAUNCHER)?.rewind(trained, now());
+        Ok(())
+    }
+
+    /// The arena's memory of these slots is gone: their batches are pending again, a drafter that reads one loses its
+    /// lease, and no target gets these slots until [`QueueOwner::restore_slots`]. How many batches were ready or being
+    /// read.
+    ///
+    /// # Errors
+    /// [`WaitError`] if the lock cannot be had.
+    pub fn forfeit_slots(&self, slots: Range<u32>) -> Result<u64, WaitError> {
+        Ok(self.queue.shared.lock(LAUNCHER)?.forfeit(slots, now()))
+    }
+
+    /// These slots have memory again: that version of their part.
+    ///
+    /// # Errors
+    /// [`WaitError`] if the lock cannot be had.
+    pub fn restore_slots(&self, slots: Range<u32>, version: u32) -> Result<(), WaitError> {
+        self.queue.shared.lock(LAUNCHER)?.restore(slots, version);
         Ok(())
     }
 

@@ -29,7 +29,7 @@ impl Producer {
             let now = now();
             locked.claim(now.saturating_sub(asked), now)
         })?;
-        Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, settled: false }))
+        Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, checksum: None, settled: false }))
     }
 
     /// Shows a number.
@@ -48,6 +48,7 @@ impl Producer {
 pub struct WriteLease {
     place: Arc<Place>,
     hold: Hold,
+    checksum: Option<u64>,
     settled: bool,
 }
 
@@ -60,6 +61,16 @@ impl WriteLease {
     /// The slot of the arena to write its hidden states to.
     pub fn slot(&self) -> SlotIndex {
         self.hold.slot
+    }
+
+    /// Which making of the arena's part the slot lies in: whoever has an older one mapped waits for the new one.
+    pub fn arena_version(&self) -> u32 {
+        self.place.shared.ring().slots[self.hold.slot.0 as usize].arena_version.load(Ordering::Relaxed) / 2
+    }
+
+    /// A checksum of the payload, to be published with it.
+    pub fn set_checksum(&mut self, checksum: Option<u64>) {
+        self.checksum = checksum;
     }
 
     /// Hands the batch over. Every byte of the payload must have arrived in the slot before.
@@ -78,6 +89,10 @@ impl WriteLease {
         let slot = &shared.ring().slots[self.hold.slot.0 as usize];
         slot.header_len.store(header_len, Ordering::Relaxed);
         slot.checksum.store(checksum, Ordering::Relaxed);
+        // Targets come first among holders, from code 1.
+        let writer = self.checksum.map_or(0, |_| u32::from(self.place.holder.code));
+        slot.payload_writer.store(writer, Ordering::Relaxed);
+        slot.payload_checksum.store(self.checksum.unwrap_or_default(), Ordering::Relaxed);
         self.place.lock()?.publish(self.hold, bucket, now()).map_err(|_| LeaseError::Lost(self.hold.batch))?;
         self.settled = true;
         self.place.count_batch();

@@ -7,6 +7,7 @@ mod resume;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use common::arena::ArenaKind;
 use common::config::{Config, DrafterSection};
 use common::exit::{AnyError, Blame, Code, Fault};
 use common::ids::{BatchId, Role};
@@ -65,6 +66,7 @@ impl Models {
             total_steps: total_batches.div_ceil(per_step),
             batches_per_epoch: data.map_or_else(Vec::new, |(_, batches)| batches.batches_per_epoch().to_vec()),
             threads: threads(&self.config),
+            arena: ArenaKind::resolve(self.config.run.arena, self.config.run.device),
             target: self.target.clone(),
             draft: self.draft.clone(),
         }

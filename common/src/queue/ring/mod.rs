@@ -147,6 +147,11 @@ impl<'a> Ring<'a> {
         Word::unpack(self.slots[slot.0 as usize].word.load(Ordering::Acquire))
     }
 
+    /// Whether the arena has memory for the slot: not while the part that it lies in is lost.
+    fn has_memory(&self, slot: SlotIndex) -> bool {
+        self.slots[slot.0 as usize].arena_version.load(Ordering::Relaxed).is_multiple_of(2)
+    }
+
     fn batch(&self, slot: SlotIndex) -> BatchId {
         BatchId(self.slots[slot.0 as usize].batch.load(Ordering::Relaxed))
     }

@@ -1,11 +1,14 @@
 //! What a death leaves behind: repairing derived state, taking slots back, going back to a checkpoint.
 
+use std::ops::Range;
+
 use super::ledger::BatchState;
 use super::lock::{Holder, Peers};
 use super::statistics::{About, Deed};
 use super::word::{SlotState, Word};
 use super::{Hold, Locked, add};
 use crate::ids::{BatchId, SlotIndex, Step};
+use crate::sync::Ordering;
 
 /// What a dead participant had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +75,38 @@ impl<P: Peers> Locked<'_, P> {
         self.ring_ready.set(true);
         self.ring_space.set(true);
         reclaimed
+    }
+
+    /// The memory of these slots is gone: what they carry is PENDING again, whoever has it, and nobody gets them until
+    /// [`Locked::restore`]. How many batches were READY or READING.
+    pub(crate) fn forfeit(&self, slots: Range<u32>, now: u64) -> u64 {
+        let ring = &self.ring;
+        let mut lost = 0;
+        for slot in slots.map(SlotIndex) {
+            let version = &ring.slots[slot.0 as usize].arena_version;
+            version.store(version.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
+            let hold = Hold { slot, word: ring.word(slot), batch: ring.batch(slot) };
+            match hold.word.state {
+                SlotState::Free => continue,
+                SlotState::Writing => {}
+                SlotState::Ready | SlotState::Reading => lost += 1,
+            }
+            if hold.word.state == SlotState::Reading && !self.is_trained(hold.batch) {
+                ring.ledger.mark_return(hold.batch);
+            }
+            self.free_undelivered(hold, now);
+            self.back_to_pending(hold.batch);
+        }
+        self.ring_ready.set(true);
+        lost
+    }
+
+    /// These slots have memory again, the given version of it.
+    pub(crate) fn restore(&self, slots: Range<u32>, version: u32) {
+        for slot in slots {
+            self.ring.slots[slot as usize].arena_version.store(version * 2, Ordering::Relaxed);
+        }
+        self.ring_space.set(true);
     }
 
     /// Makes `trained` (half-open id ranges, ascending) the trained set. Other TRAINED batches, and those held in no

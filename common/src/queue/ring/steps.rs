@@ -37,7 +37,9 @@ impl<'a, P: Peers> Locked<'a, P> {
         if let Some(blocked) = self.beyond_its_share() {
             return Asked::Blocked(blocked);
         }
-        let Some(slot) = self.ring.in_state(SlotState::Free).next().or_else(|| self.evict_above(batch, now)) else {
+        let there = |slot: &SlotIndex| self.ring.has_memory(*slot);
+        let Some(slot) = self.ring.in_state(SlotState::Free).find(there).or_else(|| self.evict_above(batch, now))
+        else {
             return Asked::Blocked(Blocked::NoFreeSlot);
         };
         let shared = &self.ring.slots[slot.0 as usize];
@@ -235,7 +237,7 @@ impl<'a, P: Peers> Locked<'a, P> {
         self.ring_space.set(true);
     }
 
-    fn back_to_pending(&self, batch: BatchId) {
+    pub(super) fn back_to_pending(&self, batch: BatchId) {
         if !self.is_trained(batch) {
             self.ring.ledger.set(batch, BatchState::Pending);
         }

@@ -246,6 +246,13 @@ shared_struct! {
         header_len: AtomicU32,
         /// CRC-32 of the encoded rows header and rows; READY and READING. Written by the slot's owner.
         checksum: AtomicU32,
+        /// Rank of the target that sends a checksum of the payload along, plus 1; 0 if none does. READY and READING.
+        /// Written by the slot's owner.
+        payload_writer: AtomicU32,
+        /// That checksum. Written by the slot's owner.
+        payload_checksum: AtomicU64,
+        /// Twice the version of the arena's part that it lies in; odd while that memory is lost. All states.
+        arena_version: AtomicU32,
         /// When it took its present state, on the monotonic clock.
         since_ns: AtomicU64,
         /// How long its target waited for it, in nanoseconds; WRITING, READY and READING.

@@ -323,3 +323,22 @@ proptest! {
         check(&memory.ring());
     }
 }
+
+#[test]
+fn slots_whose_memory_is_lost_carry_nothing_and_go_to_nobody() {
+    let (world, memory) = (World::default(), Memory::new(4, 6, 1, false));
+    let claim = || got(memory.lock(TARGET, &world).claim(0, 0));
+    let [reading, ready, writing] = std::array::from_fn(|_| claim());
+    memory.lock(TARGET, &world).publish(reading, 0, 0).unwrap();
+    memory.lock(TARGET, &world).publish(ready, 0, 0).unwrap();
+    let reading = got(memory.lock(DRAFTER, &world).pop(Some(reading.batch), 0));
+    assert_eq!(memory.lock(Holder::LAUNCHER, &world).forfeit(0..3, 0), 2, "one ready, one being read");
+    assert!(memory.lock(DRAFTER, &world).release(reading, 0).is_err(), "its lease is gone");
+    assert!(memory.lock(TARGET, &world).publish(writing, 0, 0).is_err(), "so is the writer's");
+    assert_eq!(memory.ring().ledger.counts(), [6, 0, 0, 0, 0], "nothing is lost for good");
+    assert_eq!(claim().slot, SlotIndex(3), "the one slot that has memory");
+    assert_eq!(memory.lock(TARGET, &world).claim(0, 0), Asked::Blocked(Blocked::NoFreeSlot));
+    memory.lock(Holder::LAUNCHER, &world).restore(0..3, 1);
+    assert_eq!(claim().slot, SlotIndex(0));
+    assert_eq!(memory.slots[0].arena_version.load(Ordering::Relaxed), 2);
+}
