@@ -69,6 +69,7 @@ fn files_are_short_and_unsafe_stays_in_its_rooms() {
         "common/examples/",
         "common/data/src/store/mapping.rs",
         "common/model/src/arena/",
+        "common/model/src/cuda/",
         "common/model/src/runtime.rs",
         "common/model/src/sum/",
         "launcher/src/child",

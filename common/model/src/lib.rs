@@ -3,6 +3,7 @@
 //! Knows tensors and models; knows no processes and no policy. The only library that links torch.
 
 pub mod arena;
+pub mod cuda;
 pub mod drafter;
 pub mod nn;
 pub mod runtime;

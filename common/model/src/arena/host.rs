@@ -23,6 +23,11 @@ impl HostArena {
         Ok(HostArena { segment: Segment::attach(name)?, shape })
     }
 
+    /// Its slots.
+    pub(super) fn shape(&self) -> &SlotShape {
+        &self.shape
+    }
+
     /// Writes one tap's hidden states [T, H] into its columns of the slot. Call only while holding its write lease.
     pub fn write_tap(&self, slot: SlotIndex, tap: usize, hidden: &Tensor) {
         let (width, tokens) = (self.shape.hidden as i64, hidden.size()[0]);

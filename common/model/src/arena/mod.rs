@@ -2,14 +2,42 @@
 //!
 //! A slot's payload is the matrix [tokens, taps * hidden] in the capture type, taps in ascending layer order. Who may
 //! touch a slot when is the queue's business: the holder of a lease, and nobody else.
+//!
+//! | kind | memory | a slot's content outlives |
+//! |---|---|---|
+//! | `host` | `/dev/shm`, made by the launcher | every worker |
+//! | `fd` | one part per target on its GPU, held by the launcher as a file descriptor | every worker |
+//! | `cuipc` | one part per target on its GPU, through CUDA IPC handles | not the target that made the part |
+//!
+//! On GPUs nothing waits for another process's event (a waiter hangs when the recorder is killed): a writer waits for its
+//! own copies and only then publishes; a reader waits for its own copy and only then releases.
 
+mod checksum;
+mod copies;
+mod gpu;
 mod host;
+mod link;
+mod preflight;
+mod reader;
+mod writer;
 
+use common::arena::{ArenaKind, Parts};
 use common::config::{Config, Dtype};
+use common::ids::{BatchId, Rank, Role, SlotIndex};
 use common::run_plan::RunPlan;
-use tch::Kind;
+use common::shm::ShmError;
+use common::wait::Patience;
+use tch::{Device, Kind};
 
+use crate::cuda::{CudaError, Gpu, Refusal};
+
+pub use checksum::payload_checksum;
+pub use gpu::GpuArena;
 pub use host::HostArena;
+pub use link::{Incoming, Link, LinkError};
+pub use preflight::PathSpeed;
+pub use reader::{Buffer, Read, SlotReader};
+pub use writer::{Filling, SlotWriter, Written};
 
 /// Extent of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +65,158 @@ impl SlotShape {
 
     /// Bytes of a slot.
     pub fn bytes(&self) -> usize {
-        self.tokens * self.taps * self.hidden * self.dtype.size() as usize
+        self.tokens * self.row_bytes()
+    }
+
+    /// Bytes of one token's row.
+    pub fn row_bytes(&self) -> usize {
+        self.taps * self.tap_bytes()
+    }
+
+    /// Bytes of one token's hidden state.
+    fn tap_bytes(&self) -> usize {
+        self.hidden * self.dtype.size() as usize
     }
 
     fn kind(&self) -> Kind {
         crate::runtime::kind(self.dtype)
+    }
+}
+
+/// Payload that cannot be moved.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// The shared memory of the machine.
+    #[error(transparent)]
+    Host(#[from] ShmError),
+    /// The GPU.
+    #[error(transparent)]
+    Gpu(#[from] CudaError),
+    /// The launcher does not hand out the parts.
+    #[error("getting the arena's parts: {0}")]
+    Link(#[from] LinkError),
+    /// A tap that does not go into its columns.
+    #[error("tap {tap} is {found}, slots hold {expected}")]
+    Shape {
+        /// Which tap.
+        tap: usize,
+        /// Its size, type and device.
+        found: String,
+        /// What fits.
+        expected: String,
+    },
+    /// The bytes that arrived are not those that were written.
+    #[error(
+        "batch {batch} in slot {slot}: the payload's checksum is {found:016x} at drafter {reader}, target {writer} sent \
+         {expected:016x}: the hidden states were torn or overwritten"
+    )]
+    Checksum {
+        /// The batch.
+        batch: BatchId,
+        /// Where it lay.
+        slot: SlotIndex,
+        /// Who wrote it.
+        writer: Rank,
+        /// Who read it.
+        reader: Rank,
+        /// Of what was read.
+        found: u64,
+        /// Of what was written.
+        expected: u64,
+    },
+    /// The way to a part of the arena does not carry bytes as they are.
+    #[error("part {part} on {gpu}: what was written there does not read back: {detail}")]
+    Path {
+        /// The part.
+        part: u32,
+        /// The GPU it lies on.
+        gpu: String,
+        /// What was tried.
+        detail: &'static str,
+    },
+}
+
+impl ArenaError {
+    /// What a user can do about it, if anything.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ArenaError::Gpu(CudaError::Refused(refusal)) => Some(refusal.hint()),
+            ArenaError::Gpu(CudaError::NoLibrary) => Some(Refusal::NoGpu.hint()),
+            ArenaError::Path { .. } => Some("set run.arena to host: slots then go through the machine's memory"),
+            _ => None,
+        }
+    }
+}
+
+/// The slots' payload, as one process has it mapped.
+pub enum Arena {
+    /// In the machine's shared memory.
+    Host(HostArena),
+    /// On GPUs.
+    Gpu(GpuArena),
+}
+
+/// What a worker brings to map the arena.
+pub struct Seat<'a> {
+    /// Its role and rank.
+    pub worker: (Role, Rank),
+    /// Where it computes.
+    pub device: Device,
+    /// To the launcher.
+    pub link: Box<dyn Link>,
+    /// How long it waits for parts that others make.
+    pub patience: &'a Patience,
+}
+
+impl Arena {
+    /// Maps the run's arena; on GPUs also makes this target's part if nobody has it, and tries the way to every part.
+    ///
+    /// # Errors
+    /// [`ArenaError`]: no memory, no way to another GPU, or no word from the launcher.
+    pub fn attach(config: &Config, plan: &RunPlan, seat: Seat<'_>) -> Result<Arena, ArenaError> {
+        let shape = SlotShape::of(config, plan);
+        if plan.arena == ArenaKind::Host {
+            return Ok(Arena::Host(HostArena::attach(&plan.arena_name(), shape)?));
+        }
+        let Device::Cuda(ordinal) = seat.device else { return Err(CudaError::from(Refusal::NoGpu).into()) };
+        let targets = config.run.workers(Role::Target);
+        let layout = GpuLayout {
+            kind: plan.arena,
+            shape,
+            parts: Parts::new(config.queue.capacity, targets),
+            workers: targets + config.run.workers(Role::Drafter),
+        };
+        let (role, rank) = seat.worker;
+        let lane = if role == Role::Target { rank.0 } else { targets + rank.0 };
+        let arena = GpuArena::attach(Gpu::open(ordinal)?, layout, seat.link, seat.patience)?;
+        for path in arena.preflight(lane)? {
+            tracing::info!("arena: {path}");
+        }
+        Ok(Arena::Gpu(arena))
+    }
+}
+
+/// How a GPU arena is laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuLayout {
+    /// How its parts are shared.
+    pub kind: ArenaKind,
+    /// Its slots.
+    pub shape: SlotShape,
+    /// How they are spread.
+    pub parts: Parts,
+    /// Workers of the run: each has a lane at the end of every part, to try the way there.
+    pub workers: u32,
+}
+
+impl GpuLayout {
+    /// Bytes of a part: its slots, then the lanes.
+    pub fn part_bytes(&self, part: u32) -> usize {
+        self.lane(part, self.workers)
+    }
+
+    /// Where a lane starts in its part.
+    fn lane(&self, part: u32, lane: u32) -> usize {
+        self.parts.slots_of(part).len() * self.shape.bytes() + lane as usize * preflight::LANE_BYTES
     }
 }

@@ -1,0 +1,85 @@
+//! The way to every part, tried before a model is loaded: a pattern is written and read back through it.
+
+#![expect(unsafe_code, reason = "copies into this worker's lanes")]
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use tch::{Device, Kind, Tensor};
+
+use super::copies::{Copies, address};
+use super::gpu::MappedPart;
+use super::{ArenaError, GpuArena};
+
+/// Each worker's own room at the end of every part.
+pub(super) const LANE_BYTES: usize = 8 << 20;
+
+/// Round trips.
+const TRIPS: usize = 2;
+
+/// What a way carries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathSpeed {
+    /// Which part.
+    pub part: u32,
+    /// The GPU it lies on.
+    pub gpu: String,
+    /// Whether that is this process's own.
+    pub local: bool,
+    /// Bytes per second into it.
+    pub write: f64,
+    /// Bytes per second out of it.
+    pub read: f64,
+}
+
+impl fmt::Display for PathSpeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = if self.local { "own GPU" } else { "peer" };
+        let (write, read) = (self.write / 1e9, self.read / 1e9);
+        write!(f, "part {} on {} ({place}): {write:.0} GB/s there, {read:.0} GB/s back", self.part, self.gpu)
+    }
+}
+
+impl GpuArena {
+    /// Tries the way to every part in this worker's lane of it. Slots are not touched.
+    ///
+    /// # Errors
+    /// [`ArenaError::Path`] if bytes do not come back as they went.
+    pub fn preflight(&self, lane: u32) -> Result<Vec<PathSpeed>, ArenaError> {
+        let copies = Copies::new(self.gpu())?;
+        let parts = (0..self.layout().parts.count()).filter_map(|part| Some((part, self.part(part)?)));
+        parts.map(|(part, mapped)| self.try_way(&copies, (part, &mapped), lane)).collect()
+    }
+
+    fn try_way(&self, copies: &Copies, (part, mapped): (u32, &MappedPart), lane: u32) -> Result<PathSpeed, ArenaError> {
+        let device = Device::Cuda(self.gpu().ordinal());
+        let words = (LANE_BYTES / size_of::<i64>()) as i64;
+        let there = mapped.mapping.start() + self.layout().lane(part, lane) as u64;
+        let (mut write, mut read) = (Duration::MAX, Duration::MAX);
+        for trip in 0..TRIPS as i64 {
+            let pattern = Tensor::arange(words, (Kind::Int64, device)) * (2 * trip + 3) + i64::from(lane);
+            let back = Tensor::zeros([words], (Kind::Int64, device));
+            copies.after_torch()?;
+            copies.finish()?;
+            // SAFETY: the lane lies in the part and is this worker's alone; both tensors are a lane long and stay.
+            write = write.min(timed(copies, || unsafe { copies.bytes(address(&pattern), there, LANE_BYTES) })?);
+            // SAFETY: as above.
+            read = read.min(timed(copies, || unsafe { copies.bytes(there, address(&back), LANE_BYTES) })?);
+            if !pattern.equal(&back) {
+                let detail = "an 8 MiB pattern";
+                return Err(ArenaError::Path { part, gpu: mapped.gpu.to_string(), detail });
+            }
+        }
+        let speed = |time: Duration| LANE_BYTES as f64 / time.as_secs_f64().max(1e-9);
+        let local = mapped.gpu == self.gpu().id();
+        Ok(PathSpeed { part, gpu: mapped.gpu.to_string(), local, write: speed(write), read: speed(read) })
+    }
+}
+
+/// How long a copy takes, the wait for it included.
+fn timed<E: Into<ArenaError>>(copies: &Copies, copy: impl FnOnce() -> Result<(), E>) -> Result<Duration, ArenaError> {
+    let started = Instant::now();
+    copy().map_err(Into::into)?;
+    copies.finish()?;
+    Ok(started.elapsed())
+}

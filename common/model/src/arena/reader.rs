@@ -1,0 +1,129 @@
+//! A drafter's side of the arena: a slot is copied into a buffer of its own, and free again at once.
+
+#![expect(unsafe_code, reason = "copies out of slots that the queue says are ours")]
+
+use common::ids::Rank;
+use common::queue::ReadLease;
+use common::wait::Patience;
+use cudarc::driver::CudaEvent;
+use tch::{Device, Tensor};
+
+use super::copies::{Copies, address};
+use super::{Arena, ArenaError, checksum};
+use crate::cuda::{Doing, Gpu};
+
+/// Reads slots.
+pub struct SlotReader {
+    arena: Arena,
+    copies: Option<Copies>,
+    device: Device,
+    rank: Rank,
+}
+
+/// Room for one slot on the reader's device, used again and again.
+pub struct Buffer {
+    /// [tokens, K*H]; none where each read makes its own.
+    tensor: Option<Tensor>,
+    /// Everything that was enqueued to read it.
+    free: Option<CudaEvent>,
+}
+
+/// A payload in the reader's memory: its tensor [T, K*H], and the buffer it lies in.
+pub struct Read {
+    /// The hidden states.
+    pub taps: Tensor,
+    buffer: Buffer,
+}
+
+impl SlotReader {
+    /// Reads `arena` for drafter `rank`, which computes on `device`.
+    ///
+    /// # Errors
+    /// The GPU has no stream left.
+    pub fn new(arena: Arena, device: Device, rank: Rank) -> Result<SlotReader, ArenaError> {
+        let copies = match &arena {
+            Arena::Host(_) => None,
+            Arena::Gpu(gpu) => Some(Copies::new(gpu.gpu())?),
+        };
+        Ok(SlotReader { arena, copies, device, rank })
+    }
+
+    /// The GPU that slots are copied to; none if they go through the machine's memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        match &self.arena {
+            Arena::Host(_) => None,
+            Arena::Gpu(arena) => Some(arena.gpu()),
+        }
+    }
+
+    /// A buffer that any slot fits into.
+    pub fn buffer(&self) -> Buffer {
+        let tensor = match &self.arena {
+            Arena::Host(_) => None,
+            Arena::Gpu(arena) => {
+                let shape = arena.layout().shape;
+                let size = [shape.tokens as i64, (shape.taps * shape.hidden) as i64];
+                Some(Tensor::empty(size, (shape.kind(), self.device)))
+            }
+        };
+        Buffer { tensor, free: None }
+    }
+
+    /// Copies the slot's first `tokens` rows; returns when they have arrived, so that the slot may be released.
+    ///
+    /// # Errors
+    /// The GPU failed, or, where the writer sent a checksum, [`ArenaError::Checksum`].
+    pub fn read(
+        &self,
+        lease: &ReadLease,
+        tokens: usize,
+        buffer: Buffer,
+        patience: &Patience,
+    ) -> Result<Read, ArenaError> {
+        let read = match (&self.arena, &self.copies, buffer) {
+            (Arena::Gpu(arena), Some(copies), Buffer { tensor: Some(tensor), free }) => {
+                let place = arena.place(lease.slot(), lease.arena_version(), patience)?;
+                if let Some(free) = &free {
+                    copies.after(free)?;
+                }
+                let bytes = tokens.min(arena.layout().shape.tokens) * arena.layout().shape.row_bytes();
+                // SAFETY: slot and buffer are at least `bytes` long and stay until the copy is done, below; the buffer's
+                // last readers are waited for by the stream, and the slot is ours by its lease.
+                unsafe { copies.bytes(place.address(), address(&tensor), bytes)? };
+                copies.finish()?;
+                Read { taps: tensor.narrow(0, 0, tokens as i64), buffer: Buffer { tensor: Some(tensor), free: None } }
+            }
+            (Arena::Host(arena), _, buffer) => Read { taps: arena.read(lease.slot(), tokens, self.device), buffer },
+            (Arena::Gpu(_), ..) => unreachable!("buffers come from this reader"),
+        };
+        self.verify(lease, &read.taps)?;
+        Ok(read)
+    }
+
+    fn verify(&self, lease: &ReadLease, taps: &Tensor) -> Result<(), ArenaError> {
+        let Some((writer, expected)) = lease.checksum() else { return Ok(()) };
+        let found = checksum::payload_checksum(taps);
+        if found == expected {
+            return Ok(());
+        }
+        let (batch, slot, reader) = (lease.batch_id(), lease.slot(), self.rank);
+        Err(ArenaError::Checksum { batch, slot, writer, reader, found, expected })
+    }
+}
+
+impl Read {
+    /// Gives the buffer back. Everything that reads the payload has to be enqueued by now; the next copy into the
+    /// buffer waits for that.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn into_buffer(self, gpu: Option<&Gpu>) -> Result<Buffer, ArenaError> {
+        let Read { taps, mut buffer } = self;
+        drop(taps);
+        if let Some(gpu) = gpu {
+            let used = gpu.context().default_stream().record_event(None);
+            buffer.free = Some(used.doing("marking the end of a step's reads")?);
+        }
+        Ok(buffer)
+    }
+}

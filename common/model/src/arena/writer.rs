@@ -1,0 +1,177 @@
+//! A target's side of the arena: taps go straight into a slot's columns as they are captured.
+
+#![expect(unsafe_code, reason = "copies into slots that the queue says are ours")]
+
+use common::ids::SlotIndex;
+use common::queue::WriteLease;
+use common::wait::Patience;
+use cudarc::driver::CudaEvent;
+use tch::Tensor;
+
+use super::copies::{Columns, Copies, address};
+use super::gpu::SlotPlace;
+use super::{Arena, ArenaError, SlotShape, checksum};
+use crate::cuda::Doing;
+
+/// Writes slots.
+pub struct SlotWriter {
+    arena: Arena,
+    copies: Option<Copies>,
+    verify: bool,
+}
+
+/// A slot being filled. Its taps come in any order, each once.
+pub struct Filling<'a> {
+    writer: &'a SlotWriter,
+    slot: SlotIndex,
+    place: Option<SlotPlace>,
+    kept: Vec<Tensor>,
+    sum: Option<Tensor>,
+    failed: Option<ArenaError>,
+}
+
+/// A slot that has been given all its taps; they may still be on their way.
+pub struct Written {
+    /// All copies into the slot; none where copies are done when they return.
+    done: Option<CudaEvent>,
+    /// What is copied from, and where to: alive and mapped until then.
+    _kept: (Vec<Tensor>, Option<SlotPlace>),
+    sum: Option<Tensor>,
+}
+
+impl SlotWriter {
+    /// Writes into `arena`; with `verify`, computes a checksum of each payload.
+    ///
+    /// # Errors
+    /// The GPU has no stream left.
+    pub fn new(arena: Arena, verify: bool) -> Result<SlotWriter, ArenaError> {
+        let copies = match &arena {
+            Arena::Host(_) => None,
+            Arena::Gpu(gpu) => Some(Copies::new(gpu.gpu())?),
+        };
+        Ok(SlotWriter { arena, copies, verify })
+    }
+
+    /// Whether [`Written::wait`] has anything to wait for.
+    pub fn is_asynchronous(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// Starts filling a slot that this process holds for writing.
+    ///
+    /// # Errors
+    /// The slot's memory was made anew and does not come.
+    pub fn fill(&self, lease: &WriteLease, patience: &Patience) -> Result<Filling<'_>, ArenaError> {
+        let place = match &self.arena {
+            Arena::Host(_) => None,
+            Arena::Gpu(arena) => Some(arena.place(lease.slot(), lease.arena_version(), patience)?),
+        };
+        Ok(Filling { writer: self, slot: lease.slot(), place, kept: Vec::new(), sum: None, failed: None })
+    }
+
+    fn shape(&self) -> &SlotShape {
+        match &self.arena {
+            Arena::Host(arena) => arena.shape(),
+            Arena::Gpu(arena) => &arena.layout().shape,
+        }
+    }
+}
+
+impl Filling<'_> {
+    /// Sends one tap's hidden states [T, H] on their way. What goes wrong is said by [`Filling::finish`].
+    pub fn write_tap(&mut self, tap: usize, hidden: &Tensor) {
+        if self.failed.is_none() {
+            self.failed = self.try_write(tap, hidden).err();
+        }
+    }
+
+    fn try_write(&mut self, tap: usize, hidden: &Tensor) -> Result<(), ArenaError> {
+        let writer = self.writer;
+        let shape = writer.shape();
+        check(shape, tap, hidden)?;
+        if writer.verify {
+            let share = checksum::of_columns(hidden, tap, shape.taps);
+            self.sum = Some(match self.sum.take() {
+                None => share,
+                Some(sum) => sum + share,
+            });
+        }
+        match (&writer.arena, &self.place) {
+            (Arena::Host(arena), _) => arena.write_tap(self.slot, tap, hidden),
+            (Arena::Gpu(_), Some(place)) => {
+                send(writer.copies.as_ref().expect("a GPU arena has copies"), shape, (place, tap), hidden)?;
+                self.kept.push(hidden.shallow_clone());
+            }
+            (Arena::Gpu(_), None) => unreachable!("a GPU slot has a place"),
+        }
+        Ok(())
+    }
+
+    /// All taps have been written.
+    ///
+    /// # Errors
+    /// What went wrong with any of them.
+    pub fn finish(self) -> Result<Written, ArenaError> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        let done = self.writer.copies.as_ref().map(Copies::mark).transpose()?;
+        Ok(Written { done, _kept: (self.kept, self.place), sum: self.sum })
+    }
+}
+
+impl Written {
+    /// Waits until every byte is in the slot; the checksum of what was written, if there is one.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn wait(self) -> Result<Option<u64>, ArenaError> {
+        if let Some(done) = &self.done {
+            done.synchronize().doing("waiting for a slot's hidden states")?;
+        }
+        Ok(self.checksum())
+    }
+
+    /// The checksum of what was written, if there is one; without waiting for the copies.
+    pub fn checksum(&self) -> Option<u64> {
+        self.sum.as_ref().map(checksum::payload_sum)
+    }
+}
+
+fn check(shape: &SlotShape, tap: usize, hidden: &Tensor) -> Result<(), ArenaError> {
+    let size = hidden.size();
+    let fits = size.len() == 2
+        && size[0] <= shape.tokens as i64
+        && size[1] == shape.hidden as i64
+        && hidden.kind() == shape.kind()
+        && hidden.is_contiguous()
+        && tap < shape.taps;
+    if fits {
+        return Ok(());
+    }
+    let found = format!("{size:?} of {:?}", hidden.kind());
+    let expected = format!("[up to {}, {}] of {:?}, {} taps", shape.tokens, shape.hidden, shape.kind(), shape.taps);
+    Err(ArenaError::Shape { tap, found, expected })
+}
+
+fn send(
+    copies: &Copies,
+    shape: &SlotShape,
+    (place, tap): (&SlotPlace, usize),
+    hidden: &Tensor,
+) -> Result<(), ArenaError> {
+    let width = shape.tap_bytes();
+    let columns = Columns {
+        from: address(hidden),
+        from_pitch: width,
+        to: place.address() + (tap * width) as u64,
+        to_pitch: shape.row_bytes(),
+        width,
+        rows: hidden.size()[0] as usize,
+    };
+    copies.after_torch()?;
+    // SAFETY: `hidden` is contiguous and fits the slot, as checked; tensor and part are kept until the copies are done
+    // (`Written`), and the slot is ours by its lease.
+    unsafe { copies.columns(&columns)? };
+    Ok(())
+}
