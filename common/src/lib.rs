@@ -20,6 +20,7 @@ pub mod evaluation;
 pub mod exit;
 pub mod ids;
 pub mod launched;
+pub mod line;
 pub mod manifest;
 pub mod model_config;
 pub mod queue;

@@ -13,6 +13,7 @@ mod train;
 
 use clap::Parser;
 use common::exit::AnyError;
+use common::launched::Launcher;
 
 use args::{Args, Command};
 
@@ -23,7 +24,7 @@ const WEIGHTS_HINT: &str = "the folder model.target_model_path must hold the wei
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run() -> Result<(), AnyError> {
+pub fn run(_launcher: &Launcher) -> Result<(), AnyError> {
     match Args::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Evaluate(args) => evaluate::run(&args),

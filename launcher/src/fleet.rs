@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::ids::{Rank, Role};
+use common::line::{Received, ToLauncher, ToWorker};
 use common::manifest::{self, ManifestError};
 use common::queue::{
     CreateError, ParticipantView, Phase, Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot, arena_name, reduce_name,
@@ -110,6 +111,15 @@ struct Running {
     /// Batches that its place had seen before.
     batches: u64,
     log: PathBuf,
+}
+
+/// What happened to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happening {
+    /// It ended, and is to be collected.
+    Ended(WorkerId),
+    /// A drafter has given up its place at the queue.
+    Left(WorkerId),
 }
 
 /// What is left of a worker.
@@ -253,17 +263,42 @@ impl Fleet {
         self.spec.logs.join(format!("{}-{}{life}.log", worker.role, worker.rank))
     }
 
-    /// Sleeps until something happens or `timeout` is over; who has ended.
+    /// Sleeps until something happens or `timeout` is over; what has happened to workers.
     ///
     /// # Errors
     /// The system is out of memory.
-    pub(crate) fn wait(&mut self, signals: &Signals, timeout: Duration) -> io::Result<Vec<WorkerId>> {
-        let pidfds: Vec<_> = self.children.iter().map(|running| running.child.pidfd()).collect();
-        let ended = wait(signals, &pidfds, timeout)?;
-        let ended = ended.into_iter().map(|index| self.children[index].worker).collect();
+    pub(crate) fn wait(&mut self, signals: &Signals, timeout: Duration) -> io::Result<Vec<Happening>> {
+        let (ended, speaking) = self.ready(signals, timeout)?;
+        let mut happenings: Vec<_> = speaking.into_iter().flat_map(|worker| self.hear(worker)).collect();
+        happenings.extend(ended.into_iter().map(Happening::Ended));
         let children: Vec<_> = self.children.iter().map(|running| running.child.pid()).collect();
         self.orphans.iter_mut().for_each(|orphans| orphans.look(&children));
-        Ok(ended)
+        Ok(happenings)
+    }
+
+    /// Who has ended, and who has something to say.
+    fn ready(&self, signals: &Signals, timeout: Duration) -> io::Result<(Vec<WorkerId>, Vec<WorkerId>)> {
+        let speakers = self.children.iter().filter_map(|running| Some((running.worker, running.child.line()?)));
+        let (speakers, lines): (Vec<_>, Vec<_>) = speakers.unzip();
+        let pidfds = self.children.iter().map(|running| running.child.pidfd());
+        let ready = wait(signals, &pidfds.chain(lines).collect::<Vec<_>>(), timeout)?;
+        let (ended, speaking) = ready.split_at(ready.partition_point(|index| *index < self.children.len()));
+        Ok((
+            ended.iter().map(|index| self.children[*index].worker).collect(),
+            speaking.iter().map(|index| speakers[*index - self.children.len()]).collect(),
+        ))
+    }
+
+    fn hear(&mut self, worker: WorkerId) -> Vec<Happening> {
+        let said = self.child(worker).map(Child::hear).unwrap_or_default();
+        said.into_iter().filter_map(|received| self.answer(worker, received)).collect()
+    }
+
+    /// Does what a worker's message asks for, or passes it on.
+    fn answer(&mut self, worker: WorkerId, Received { message, .. }: Received<ToLauncher>) -> Option<Happening> {
+        match message {
+            ToLauncher::Left => Some(Happening::Left(worker)),
+        }
     }
 
     /// Collects a worker that has ended.
@@ -293,18 +328,24 @@ impl Fleet {
     }
 
     /// Asks a worker to end.
-    pub(crate) fn terminate(&self, worker: WorkerId) {
-        self.child(worker).into_iter().for_each(Child::terminate);
+    pub(crate) fn terminate(&mut self, worker: WorkerId) {
+        self.child(worker).into_iter().for_each(|child| child.terminate());
     }
 
     /// Ends a worker.
-    pub(crate) fn kill(&self, worker: WorkerId) {
-        self.child(worker).into_iter().for_each(Child::kill);
+    pub(crate) fn kill(&mut self, worker: WorkerId) {
+        self.child(worker).into_iter().for_each(|child| child.kill());
+    }
+
+    /// Tells a worker something.
+    #[allow(dead_code, reason = "the first message to workers comes with the next change")]
+    pub(crate) fn tell(&mut self, worker: WorkerId, message: &ToWorker) {
+        self.child(worker).into_iter().for_each(|child| child.tell(message, None));
     }
 
     /// None if it has ended in the meantime.
-    fn child(&self, worker: WorkerId) -> Option<&Child> {
-        self.children.iter().find(|running| running.worker == worker).map(|running| &running.child)
+    fn child(&mut self, worker: WorkerId) -> Option<&mut Child> {
+        self.children.iter_mut().find(|running| running.worker == worker).map(|running| &mut running.child)
     }
 
     /// Gives what a dead worker held back to the queue.

@@ -10,11 +10,12 @@ mod worker;
 
 use clap::Parser;
 use common::exit::AnyError;
+use common::launched::Launcher;
 
 /// Parses the command line and runs the worker to the end of the plan.
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run() -> Result<(), AnyError> {
+pub fn run(_launcher: &Launcher) -> Result<(), AnyError> {
     worker::run(&args::Args::parse())
 }

@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::ids::Role;
+use common::line::Line;
 use common::manifest::{checkpoints, newest_checkpoint};
 use common::queue::Phase;
 use nix::sys::signal::Signal;
@@ -188,19 +190,22 @@ fn write_program(path: &Path, body: &str) {
 }
 
 #[test]
-fn a_worker_ends_with_the_pipe_to_its_launcher() {
+fn a_worker_ends_with_the_line_to_its_launcher() {
     let folder = tempfile::tempdir().unwrap();
     // Reading a pipe that nobody writes keeps it busy for ever.
     nix::unistd::mkfifo(&folder.path().join("config.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     for (name, arguments) in [("target-worker", vec![]), ("drafter-worker", vec!["train"])] {
         let mut command = Command::new(program(name));
         command.args(arguments).arg("--run").arg(folder.path()).args(["--rank", "0"]);
-        command.env("ERROR_FILE", folder.path().join("error.json")).stdin(Stdio::piped());
-        let mut worker = command.spawn().unwrap();
+        command.env("ERROR_FILE", folder.path().join("error.json"));
+        let (line, theirs) = Line::pair().unwrap();
+        let mut worker = command.stdin(OwnedFd::from(theirs)).spawn().unwrap();
+        // It holds the other end open too.
+        drop(command);
         // Opening waits until the worker has opened its side.
         let _config = std::fs::File::options().write(true).open(folder.path().join("config.toml")).unwrap();
         assert!(worker.try_wait().unwrap().is_none(), "{name} waits for its configuration");
-        drop(worker.stdin.take());
+        drop(line);
         assert!(wait_until(Duration::from_secs(5), || worker.try_wait().unwrap().is_some()), "{name} stays");
     }
 }

@@ -4,8 +4,8 @@
 //!   launcher alone.
 //! - It dies with the launcher, however the launcher dies: the kernel sends it SIGKILL when the *thread* that started it
 //!   ends. So only the launcher's main thread may call [`Child::spawn`].
-//! - It holds the read end of a pipe whose write end is the launcher's alone: where the kernel sends no signal, the
-//!   pipe's end tells it ([`common::launched`]).
+//! - Its stdin is one end of a line whose other end is the launcher's alone: where the kernel sends no signal, the line's
+//!   end tells it ([`common::launched`]). Messages go both ways; a worker that sends nonsense is killed.
 //! - What it leaves behind outside its group comes to the launcher, which ends it ([`Orphans`]).
 //! - Its end is seen through a pidfd, not by asking again and again.
 //! - Its output is drained by threads of its own, whatever the console does.
@@ -15,6 +15,7 @@
 )]
 
 mod ending;
+mod link;
 mod orphans;
 mod pump;
 
@@ -23,10 +24,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::exit::Code;
 use common::launched::{ERROR_FILE, LastWords};
+use common::line::{Line, LineError, Received, ToLauncher, ToWorker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, killpg};
@@ -36,6 +39,7 @@ use nix::unistd::{Pid, getppid};
 use crate::progress::Console;
 
 pub(crate) use ending::{Ending, signal_name};
+use link::{Link, LinkError};
 pub(crate) use orphans::Orphans;
 use pump::{Data, Pump, Sink, Tail};
 
@@ -98,8 +102,9 @@ pub(crate) struct SpawnError {
 pub(crate) struct Child {
     process: std::process::Child,
     pidfd: OwnedFd,
-    /// Open as long as the launcher lives.
-    _lifeline: ChildStdin,
+    link: Link,
+    /// What it did to be killed by the launcher.
+    fault: Option<String>,
     sink: Sink,
     error_file: PathBuf,
     pumps: Vec<Pump>,
@@ -142,6 +147,35 @@ impl Child {
         self.pidfd.as_fd()
     }
 
+    /// Readable when the process has said something; none if it never will again.
+    pub(crate) fn line(&self) -> Option<BorrowedFd<'_>> {
+        self.link.fd()
+    }
+
+    /// What the process has said since the last call. One that sends nonsense is killed, and its last words name it.
+    pub(crate) fn hear(&mut self) -> Vec<Received<ToLauncher>> {
+        let said = self.link.hear();
+        said.unwrap_or_else(|error| {
+            self.fail("its line to the launcher", error);
+            Vec::new()
+        })
+    }
+
+    /// Tells the process something, with a file that it gets as its own. One that does not listen is killed.
+    pub(crate) fn tell(&mut self, message: &ToWorker, file: Option<BorrowedFd<'_>>) {
+        match self.link.tell(message, file) {
+            Ok(()) => {}
+            // Most likely it is ending, for a reason of its own.
+            Err(LinkError::Line(LineError::Closed)) => self.kill(),
+            Err(error) => self.fail("a message from the launcher", error),
+        }
+    }
+
+    fn fail(&mut self, what: &str, error: LinkError) {
+        self.fault.get_or_insert_with(|| format!("{what}: {error}"));
+        self.kill();
+    }
+
     /// Asks the process, and what it started, to end.
     pub(crate) fn terminate(&self) {
         self.signal(Signal::SIGTERM);
@@ -177,7 +211,8 @@ impl Child {
         let deadline = Instant::now() + DRAIN;
         self.pumps.iter().for_each(|pump| pump.drain_until(deadline));
         let data = self.data.as_ref().map_or_else(Vec::new, |data| data.take_until(deadline));
-        let words = LastWords::read(&self.error_file);
+        let killed = self.fault.take().map(|error| LastWords { code: Code::Failure.number(), error, hint: None });
+        let words = LastWords::read(&self.error_file).or(killed);
         words.iter().for_each(|words| self.sink.note(words));
         Ok(Ended { ending: Ending::of(status), tail: self.tail.lines(), words, uptime, data })
     }
@@ -204,7 +239,8 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
     command.args(&launch.args).envs(launch.env.iter().map(|(key, value)| (key, value)));
     command.envs(LIBTORCH_ENV);
     command.env(ERROR_FILE, launch.error_file()).process_group(0);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (line, theirs) = Line::pair()?;
+    command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
     match std::fs::remove_file(launch.error_file()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -214,7 +250,6 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
     unsafe { command.pre_exec(move || die_with(launcher)) };
     let started = Instant::now();
     let mut process = command.spawn()?;
-    let lifeline = process.stdin.take().expect("stdin was asked for");
     let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
     let pidfd = open_pidfd(process.id()).inspect_err(|_| {
         // Without a pidfd its end would go unseen, so it must not run; both calls can only fail if it is gone.
@@ -230,7 +265,8 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
         None
     };
     let error_file = launch.error_file();
-    Ok(Child { process, pidfd, _lifeline: lifeline, sink, error_file, pumps, data, tail, started, reaped: false })
+    let link = Link::new(line);
+    Ok(Child { process, pidfd, link, fault: None, sink, error_file, pumps, data, tail, started, reaped: false })
 }
 
 /// Ties this process's life to its parent's. Runs between fork and exec.

@@ -73,6 +73,33 @@ fn words_of_an_earlier_life_are_forgotten() {
 }
 
 #[test]
+fn a_worker_that_sends_nonsense_is_killed_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child =
+        Child::spawn(&script(folder.path(), "echo nonsense >&0; exec sleep 600"), &Console::silent()).unwrap();
+    await_that("the nonsense to be heard", || {
+        assert!(child.hear().is_empty());
+        child.line().is_none()
+    });
+    let ended = child.reap().unwrap();
+    let error = ended.words.expect("the launcher speaks for it").error;
+    assert_eq!(
+        (ended.ending, error.as_str()),
+        (Ending::Signal(9), "its line to the launcher: bytes that are no such record")
+    );
+}
+
+#[test]
+fn a_worker_that_cannot_be_told_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = Child::spawn(&script(folder.path(), "exec sleep 600 <&-"), &Console::silent()).unwrap();
+    await_that("the worker to close its line", || child.hear().is_empty() && child.line().is_none());
+    child.tell(&ToWorker::Leave, None);
+    let ended = child.reap().unwrap();
+    assert_eq!((ended.ending, ended.words), (Ending::Signal(9), None));
+}
+
+#[test]
 fn stdout_can_be_data() {
     let (ended, log) = run("echo '{}'; echo note >&2", true);
     assert_eq!((ended.data.as_slice(), log.as_str()), (b"{}\n".as_slice(), "note\n"));

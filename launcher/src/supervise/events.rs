@@ -66,22 +66,22 @@ impl Signals {
     }
 }
 
-/// Sleeps until a signal comes, one of `processes` ends or `timeout` is over; which of `processes` have ended.
+/// Sleeps until a signal comes, one of `files` is readable or `timeout` is over; which of `files` are.
 ///
 /// # Errors
 /// The system is out of memory.
-pub(crate) fn wait(signals: &Signals, processes: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<Vec<usize>> {
+pub(crate) fn wait(signals: &Signals, files: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<Vec<usize>> {
     let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
     let mut fds = vec![readable(signals.pipe.as_fd())];
-    fds.extend(processes.iter().copied().map(readable));
+    fds.extend(files.iter().copied().map(readable));
     // Rounded up, or the last millisecond would be spent asking again and again.
     let timeout = timeout + Duration::from_micros(999);
     match poll(&mut fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)) {
         Err(Errno::EINTR) => Ok(Vec::new()),
         Err(error) => Err(error.into()),
         Ok(_) => {
-            let ended = |fd: &PollFd| fd.any().unwrap_or(true);
-            Ok(fds[1..].iter().enumerate().filter(|(_, fd)| ended(fd)).map(|(index, _)| index).collect())
+            let ready = |fd: &PollFd| fd.any().unwrap_or(true);
+            Ok(fds[1..].iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(index, _)| index).collect())
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::ids::Role;
 
 use crate::child::{Child, Ended, Ending, Launch, signal_name};
-use crate::fleet::{Death, Fleet, FleetError};
+use crate::fleet::{Death, Fleet, FleetError, Happening};
 use crate::progress::Console;
 use crate::report;
 use decide::{Action, Crew, Event};
@@ -115,9 +115,10 @@ impl Loop<'_> {
 
     /// What happened since the last call: alarms, signals, then ends, those first that are not another one's fault.
     fn events(&mut self, signals: &mut Signals) -> Result<Vec<Event>, SuperviseError> {
-        let ended = self.fleet.wait(signals, self.alarms.next(TICK))?;
+        let happenings = self.fleet.wait(signals, self.alarms.next(TICK))?;
         let mut exits = Vec::new();
-        for worker in ended {
+        for happening in happenings {
+            let Happening::Ended(worker) = happening else { continue };
             let death = self.fleet.reap(worker)?;
             exits.push(Event::Exited(worker, death.exit));
             self.ended.insert(worker, death);
