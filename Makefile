@@ -26,7 +26,7 @@ lint: libtorch ## rustfmt, clippy, docs, dependency rules: all without a warning
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	@scripts/cargo-deny.sh check --hide-inclusion-graph bans licenses sources
 
-loom: ## interleavings of the queue's steps (preemptions bounded), and a seeded bug that must be caught
+loom: ## interleavings of the queue's steps, and three seeded bugs that must be caught
 	@scripts/loom.sh
 
 SECONDS ?= 60
