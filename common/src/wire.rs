@@ -1,11 +1,11 @@
 //! Small records as bytes: slot metadata and control records, never tensors.
 //!
 //! One module, so that the format is one file to change. Fixed-width little-endian integers; at most
-//! [`LIMIT`] bytes, both ways, so that a corrupt length cannot ask for memory.
+//! [`LIMIT`] bytes, both ways. Records derive bincode's own traits: its decoder holds a length against what is left of the
+//! limit before it asks for memory, serde's collections take up to 1 MiB on a corrupt length's word.
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use bincode::{Decode, Encode};
 use thiserror::Error;
 
 /// The longest record, in bytes.
@@ -37,9 +37,9 @@ pub enum WireError {
 ///
 /// # Errors
 /// [`WireError::Encode`] if it is longer.
-pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, WireError> {
+pub fn encode<T: Encode>(record: &T) -> Result<Vec<u8>, WireError> {
     let mut bytes = vec![0; LIMIT];
-    let used = bincode::serde::encode_into_slice(record, &mut bytes, FORMAT)?;
+    let used = bincode::encode_into_slice(record, &mut bytes, FORMAT)?;
     bytes.truncate(used);
     Ok(bytes)
 }
@@ -48,8 +48,8 @@ pub fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, WireError> {
 ///
 /// # Errors
 /// [`WireError::Decode`] or [`WireError::Trailing`]; never a panic, never more than [`LIMIT`] bytes of memory.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
-    let (record, used) = bincode::serde::decode_from_slice(bytes, FORMAT)?;
+pub fn decode<T: Decode<()>>(bytes: &[u8]) -> Result<T, WireError> {
+    let (record, used) = bincode::decode_from_slice(bytes, FORMAT)?;
     if used != bytes.len() {
         return Err(WireError::Trailing { used, found: bytes.len() });
     }

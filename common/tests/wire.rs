@@ -1,11 +1,11 @@
 //! Records survive the wire; garbage never panics and never asks for memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use bincode::{Decode, Encode};
 use common::wire::{self, LIMIT, WireError};
 use proptest::prelude::*;
-use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
 struct Record {
     number: u64,
     name: String,

@@ -11,14 +11,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use bincode::{Decode, Encode};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, RecvMsg, SockFlag, SockType, recvmsg, sendmsg,
     socketpair,
 };
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 pub use message::{ToLauncher, ToWorker};
@@ -87,7 +86,7 @@ impl Line {
     ///
     /// # Errors
     /// [`LineError::Closed`], [`LineError::Full`], [`LineError::Wire`] if it is too long, [`LineError::Socket`].
-    pub fn send<T: Serialize>(
+    pub fn send<T: Encode>(
         &self,
         message: &T,
         file: Option<BorrowedFd<'_>>,
@@ -121,7 +120,7 @@ impl Line {
     ///
     /// # Errors
     /// [`LineError::Closed`], or whatever is wrong with the message, which is lost.
-    pub fn receive<T: DeserializeOwned>(&self) -> Result<Received<T>, LineError> {
+    pub fn receive<T: Decode<()>>(&self) -> Result<Received<T>, LineError> {
         loop {
             match self.take(MsgFlags::empty()) {
                 Err(LineError::Socket(Errno::EINTR)) => {}
@@ -134,14 +133,14 @@ impl Line {
     ///
     /// # Errors
     /// As [`Line::receive`].
-    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Option<Received<T>>, LineError> {
+    pub fn try_receive<T: Decode<()>>(&self) -> Result<Option<Received<T>>, LineError> {
         match self.take(MsgFlags::MSG_DONTWAIT) {
             Err(LineError::Socket(Errno::EAGAIN | Errno::EINTR)) => Ok(None),
             taken => taken.map(Some),
         }
     }
 
-    fn take<T: DeserializeOwned>(&self, flags: MsgFlags) -> Result<Received<T>, LineError> {
+    fn take<T: Decode<()>>(&self, flags: MsgFlags) -> Result<Received<T>, LineError> {
         // One byte more than a message has shows one that is too long.
         let mut bytes = [0; LIMIT + 1];
         let mut rights = nix::cmsg_space!([i32; MOST_FILES]);

@@ -1,6 +1,6 @@
 //! The host part of a slot: which tokens a batch holds, checked by a checksum on the way.
 
-use serde::{Deserialize, Serialize};
+use bincode::{Decode, Encode};
 use thiserror::Error;
 
 use super::ring::layout::ROWS_HEADER_BYTES;
@@ -61,7 +61,7 @@ pub enum RowsError {
 }
 
 /// The record before the rows.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Encode, Decode)]
 struct Record {
     batch: u64,
     tokens: u32,
