@@ -198,8 +198,7 @@ fn the_inspector_changes_no_byte_and_needs_no_living_process() {
     let json = serde_json::to_string(&snapshot).unwrap();
     assert!(json.contains(r#""phase":"forward""#) && json.contains(r#""tokens":12.5"#), "{json}");
     // A copy of the file stands for a run whose processes are all dead.
-    let copy = format!("{name}-copy");
-    fs::copy(&path, format!("/dev/shm/{copy}")).unwrap();
+    let copy = forge(&name, &format!("{}-copy", snapshot.run_id));
     let dead = Snapshot::read(&copy).unwrap();
     assert_eq!((dead.launcher_alive, dead.slots), (false, snapshot.slots));
     assert_eq!(shm::sweep_stale(&name).unwrap(), [copy], "the living one stays");

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::ring::layout::geometry::{Geometry, Sizes};
 use super::ring::layout::{ABI, Bucket, Header, INITIALISING, LAYOUT_HASH, MAGIC, READY, RUN_ID_BYTES};
 use super::ring::policy::Rules;
-use super::spec::QueueSpec;
+use super::spec::{QueueSpec, queue_name};
 use crate::config::{GateMode, PopPolicy};
 use crate::shm::{Mapped, ShmError};
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -49,6 +49,14 @@ pub enum HeaderError {
     OtherBoot {
         /// The segment.
         name: String,
+    },
+    /// It is another run's, under this one's name.
+    #[error("/dev/shm/{name} holds the queue of run {found:?}: it was copied or renamed")]
+    OtherRun {
+        /// The segment.
+        name: String,
+        /// The run that it was made for.
+        found: String,
     },
     /// Shorter or longer than its own header says.
     #[error("/dev/shm/{name} has {found} bytes, its header wants {expected}: it was cut or overwritten")]
@@ -133,6 +141,10 @@ pub(super) fn read(segment: &impl Mapped, name: &str) -> Result<Facts, HeaderErr
     if load_all(&header.boot_id) != boot_id() {
         return Err(HeaderError::OtherBoot { name });
     }
+    let found_run = run_id(header);
+    if queue_name(&found_run) != name {
+        return Err(HeaderError::OtherRun { name, found: found_run });
+    }
     let geometry = geometry(header).filter(|geometry| geometry.total == found);
     let expected = header.total_len.load(Relaxed);
     let geometry = geometry.ok_or(HeaderError::Length { name, found, expected })?;
@@ -153,10 +165,8 @@ fn geometry(header: &Header) -> Option<Geometry> {
 }
 
 fn facts(header: &Header, geometry: Geometry) -> Facts {
-    let run_id = load_all(&header.run_id);
-    let used = run_id.iter().position(|byte| *byte == 0).unwrap_or(RUN_ID_BYTES);
     Facts {
-        run_id: String::from_utf8_lossy(&run_id[..used]).into_owned(),
+        run_id: run_id(header),
         geometry,
         rules: Rules {
             min_ready: u64::from(header.min_ready.load(Relaxed)),
@@ -170,6 +180,12 @@ fn facts(header: &Header, geometry: Geometry) -> Facts {
         slot_bytes: header.slot_bytes.load(Relaxed),
         creator_pid: header.creator_pid.load(Relaxed),
     }
+}
+
+fn run_id(header: &Header) -> String {
+    let bytes = load_all(&header.run_id);
+    let used = bytes.iter().position(|byte| *byte == 0).unwrap_or(RUN_ID_BYTES);
+    String::from_utf8_lossy(&bytes[..used]).into_owned()
 }
 
 fn store_all(words: &[AtomicU64], bytes: &[u8]) {

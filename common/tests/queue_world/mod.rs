@@ -1,12 +1,14 @@
 //! What the queue's outside tests share.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::config::{GateMode, PopPolicy};
 use common::ids::{BatchId, Rank};
-use common::queue::{Consumer, Producer, Queue, QueueSpec, ReadLease, Rows, WriteLease};
+use common::queue::{Consumer, Producer, Queue, QueueSpec, ReadLease, Rows, WriteLease, queue_name};
 use common::shutdown::Shutdown;
 use common::wait::Patience;
 
@@ -29,6 +31,19 @@ pub(crate) fn spec(total_batches: u64) -> QueueSpec {
         total_batches,
         seed: 7,
     }
+}
+
+/// Copies a segment under another run's name, as if that run had made it; gives the name.
+pub(crate) fn forge(original: &str, run_id: &str) -> String {
+    /// Where a header has its run id.
+    const RUN_ID: std::ops::Range<usize> = 48..112;
+    let mut bytes = fs::read(format!("/dev/shm/{original}")).expect("the original is there");
+    bytes[RUN_ID].fill(0);
+    bytes[RUN_ID][..run_id.len()].copy_from_slice(run_id.as_bytes());
+    let path = format!("/dev/shm/{}", queue_name(run_id));
+    fs::write(&path, bytes).expect("room for a copy");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    queue_name(run_id)
 }
 
 pub(crate) fn patience(timeout_ms: u64) -> Patience {
