@@ -31,7 +31,7 @@ pub(crate) enum Gate {
 impl Gate {
     /// By the ledger's counts (Pending, Claimed, Ready, Held, Trained), and whether it was latched open.
     pub(crate) fn of([pending, claimed, ready, ..]: [u64; 5], rules: &Rules, latched: bool) -> Gate {
-        if pending + claimed == 0 {
+        if (pending, claimed) == (0, 0) {
             Gate::Draining
         } else if ready >= rules.min_ready || (rules.latch && latched && ready > 0) {
             Gate::Open
