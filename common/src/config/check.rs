@@ -1,50 +1,54 @@
 //! Every check that needs the configuration alone.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 
 use super::{Config, ConfigError, LayerType};
 use crate::ids::Role;
 
-struct Check<'a> {
-    origin: &'a str,
+/// Where each `section.key` was said.
+pub(super) struct Said<'a> {
+    pub(super) places: BTreeMap<String, String>,
+    /// The file that could have said the others.
+    pub(super) file: &'a str,
 }
 
-impl Check<'_> {
+impl Said<'_> {
     fn that(&self, holds: bool, key: &'static str, found: impl Display, allowed: &str) -> Result<(), ConfigError> {
         if holds {
             return Ok(());
         }
-        Err(ConfigError::Value {
-            origin: self.origin.to_owned(),
-            key,
-            found: found.to_string(),
-            allowed: allowed.to_owned(),
-        })
+        let (origin, found) = match self.places.get(key) {
+            Some(place) => (place.clone(), found.to_string()),
+            None => (self.file.to_owned(), format!("{found} (the default)")),
+        };
+        Err(ConfigError::Value { origin, key, found, allowed: allowed.to_owned() })
     }
 }
 
-pub(super) fn check(config: &Config, origin: &str) -> Result<(), ConfigError> {
-    let check = Check { origin };
-    run(config, &check)?;
-    drafter(config, &check)?;
-    data(config, &check)?;
-    training(config, &check)?;
-    evaluation(config, &check)?;
-    queue(config, &check)
+pub(super) fn check(config: &Config, said: &Said) -> Result<(), ConfigError> {
+    run(config, said)?;
+    drafter(config, said)?;
+    data(config, said)?;
+    training(config, said)?;
+    evaluation(config, said)?;
+    queue(config, said)
 }
 
-fn run(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn run(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let run = &config.run;
     check.that((1..=64).contains(&run.pairs), "run.pairs", run.pairs, "1 to 64")?;
     for (key, devices) in [("run.targets", &run.targets), ("run.drafters", &run.drafters)] {
-        let fits = devices.as_ref().is_none_or(|devices| (1..=64).contains(&devices.len()));
-        check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers")?;
+        let Some(devices) = devices else { continue };
+        let different = HashSet::<&u32>::from_iter(devices).len();
+        let fits = (1..=64).contains(&devices.len()) && different == devices.len();
+        check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers, each once")?;
     }
     check.that(run.restart_window_s >= 1, "run.restart_window_s", run.restart_window_s, "1 or more seconds")?;
     check.that(run.wait_timeout_s >= 1, "run.wait_timeout_s", run.wait_timeout_s, "1 or more seconds")
 }
 
-fn drafter(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn drafter(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let drafter = &config.drafter;
     check.that((2..=64).contains(&drafter.block_size), "drafter.block_size", drafter.block_size, "2 to 64")?;
     let layers = drafter.num_hidden_layers;
@@ -66,7 +70,7 @@ fn drafter(config: &Config, check: &Check) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn data(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn data(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let data = &config.data;
     let paths = data.train_data_path.0.len();
     check.that(paths >= 1, "data.train_data_path", "an empty list", "a path, or a list of at least one")?;
@@ -76,7 +80,12 @@ fn data(config: &Config, check: &Check) -> Result<(), ConfigError> {
     check.that((0.0..1.0).contains(&share), "data.held_out_share", share, "a share from 0 up to below 1")?;
     check.that(data.max_length >= 2, "data.max_length", data.max_length, "2 or more tokens")?;
     let fits = data.batch_tokens >= data.max_length;
-    check.that(fits, "data.batch_tokens", data.batch_tokens, "data.max_length or more")?;
+    check.that(
+        fits,
+        "data.batch_tokens",
+        data.batch_tokens,
+        &format!("{} or more, as data.max_length", data.max_length),
+    )?;
     let bounds = &data.bucket_bounds;
     let ascending = bounds.windows(2).all(|pair| pair[0] < pair[1]) && bounds.first() != Some(&0);
     check.that(ascending, "data.bucket_bounds", format!("{bounds:?}"), "row lengths above 0, ascending")?;
@@ -84,7 +93,7 @@ fn data(config: &Config, check: &Check) -> Result<(), ConfigError> {
     check.that((0.0..=1.0).contains(&data.max_dropped), "data.max_dropped", data.max_dropped, "a share from 0 to 1")
 }
 
-fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn training(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let training = &config.training;
     check.that(training.num_epochs >= 1, "training.num_epochs", training.num_epochs, "1 or more")?;
     check.that(training.max_steps != Some(0), "training.max_steps", 0, "1 or more")?;
@@ -95,7 +104,12 @@ fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
     let rate = training.learning_rate;
     check.that(rate > 0.0 && rate.is_finite(), "training.learning_rate", rate, "above 0")?;
     let least = training.min_learning_rate;
-    check.that((0.0..=rate).contains(&least), "training.min_learning_rate", least, "0 to learning_rate")?;
+    check.that(
+        (0.0..=rate).contains(&least),
+        "training.min_learning_rate",
+        least,
+        &format!("0 to {rate}, as training.learning_rate"),
+    )?;
     let warmup = training.warmup_ratio;
     check.that((0.0..1.0).contains(&warmup), "training.warmup_ratio", warmup, "0 up to below 1")?;
     let norm = training.max_grad_norm;
@@ -116,19 +130,19 @@ fn training(config: &Config, check: &Check) -> Result<(), ConfigError> {
     check.that(training.log_interval >= 1, "training.log_interval", training.log_interval, "1 or more")
 }
 
-fn evaluation(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn evaluation(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let evaluation = &config.evaluation;
     check.that(evaluation.num_prompts >= 1, "evaluation.num_prompts", evaluation.num_prompts, "1 or more")?;
     let tokens = evaluation.max_new_tokens;
     check.that(tokens >= 2, "evaluation.max_new_tokens", tokens, "2 or more, as the first comes with the prompt")
 }
 
-fn queue(config: &Config, check: &Check) -> Result<(), ConfigError> {
+fn queue(config: &Config, check: &Said) -> Result<(), ConfigError> {
     let queue = &config.queue;
     check.that((1..=4096).contains(&queue.capacity), "queue.capacity", queue.capacity, "1 to 4096 slots")?;
     let gate = (1..=queue.capacity).contains(&queue.min_ready);
-    let allowed = "1 to queue.capacity, or the gate would never open";
-    check.that(gate, "queue.min_ready", queue.min_ready, allowed)?;
+    let allowed = format!("1 to {}, as queue.capacity, or the gate would never open", queue.capacity);
+    check.that(gate, "queue.min_ready", queue.min_ready, &allowed)?;
     check.that(queue.max_age_s > 0.0, "queue.max_age_s", queue.max_age_s, "above 0")
 }
 
@@ -168,11 +182,44 @@ mod tests {
         let unknown = load("batch_size = 3\n", &[]).unwrap_err().to_string();
         assert!(unknown.contains("train.toml") && unknown.contains("batch_size") && unknown.contains("expected"));
         let value = load("", &["queue.min_ready=9", "queue.capacity=4"]).unwrap_err().to_string();
-        assert!(value.contains("queue.min_ready: found 9, allowed: 1 to queue.capacity"), "{value}");
+        assert!(value.contains("queue.min_ready: found 9, allowed: 1 to 4, as queue.capacity"), "{value}");
         let kind = load("", &["training.num_anchors=many"]).unwrap_err().to_string();
         assert!(kind.contains("invalid type: string"), "{kind}");
         let shape = load("", &["training=3"]).unwrap_err().to_string();
         assert!(shape.contains("not section.key=value"), "{shape}");
+    }
+
+    #[test]
+    fn refusals_name_the_line_or_the_override_at_fault_and_no_other() {
+        let refused = |extra: &str, overrides: &[&str]| load(extra, overrides).unwrap_err().to_string();
+        let good = "queue.capacity=4";
+        for (extra, line) in [("num_epochs = 2\nseed = true", 9), ("num_epochs = 0", 8), ("seed = 1\nlr = 1", 9)] {
+            let text = refused(&format!("[training]\n{extra}\n"), &[good]);
+            assert!(text.contains(&format!("train.toml:{line}: ")) && !text.contains(good), "{text}");
+        }
+        for wrong in ["queue.min_ready=9", "queue.min_ready=many", "queue.min_redy=1", "no.such=1"] {
+            let text = refused("", &[good, wrong, "training.seed=1"]);
+            assert!(text.starts_with(&format!("command line: {wrong}: ")) && !text.contains(good), "{text}");
+        }
+        let text = refused("", &["queue.capacity=1"]);
+        assert!(text.contains("train.toml: queue.min_ready: found 2 (the default), allowed: 1 to 1, as"), "{text}");
+    }
+
+    #[test]
+    fn an_empty_value_takes_the_key_out() {
+        let config = load("[training]\nmax_steps = 3\n", &["training.max_steps="]).unwrap();
+        assert_eq!(config.training.max_steps, None);
+        let missing = load("", &["run.output_dir="]).unwrap_err().to_string();
+        assert!(missing.contains("missing field `output_dir`"), "{missing}");
+    }
+
+    #[test]
+    fn a_device_twice_in_one_role_is_refused_and_both_roles_may_share_one() {
+        load("", &["run.targets=[0, 1]", "run.drafters=[0]"]).unwrap();
+        for list in ["[1, 1]", "[]"] {
+            let error = load("", &[&format!("run.targets={list}")]).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("found {list}, allowed: 1 to 64 device numbers, each once")), "{error}");
+        }
     }
 
     #[test]

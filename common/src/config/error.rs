@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Each names the file (or "command line"), the key, what was found and what is allowed.
+/// Each names the line of the file or the override of the command line, the key, what was found and what is allowed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read or written.
@@ -16,9 +16,9 @@ pub enum ConfigError {
     /// Not TOML, an unknown key, or a value of the wrong kind.
     #[error("{origin}: {message}")]
     Parse {
-        /// File, or file and overrides.
+        /// File and line, or override.
         origin: String,
-        /// The parser's words: line, key, found, allowed.
+        /// The parser's words: key, found, allowed.
         message: String,
     },
     /// An override that is not `section.key=value`.
@@ -27,7 +27,7 @@ pub enum ConfigError {
     /// A value outside what is allowed.
     #[error("{origin}: {key}: found {found}, allowed: {allowed}")]
     Value {
-        /// File, or file and overrides.
+        /// File and line, or override.
         origin: String,
         /// `section.key`.
         key: &'static str,

@@ -8,6 +8,7 @@ mod arena;
 mod check;
 mod data;
 mod error;
+mod layers;
 mod load;
 
 use std::path::PathBuf;
