@@ -17,6 +17,8 @@ use tch::{Device, Tensor};
 
 use crate::args::Args;
 
+const STORE_HINT: &str = "tokenised rows have to stay where they are while a run lasts: start it again with --resume";
+
 pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
@@ -24,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
     telemetry::init(&telemetry::worker_name(Role::Target, Rank(args.rank)));
     let gpu = Rank(config.run.device_of(Role::Target, Rank(args.rank)));
     let device = model::runtime::start(config.run.device, gpu, plan.threads).your_input(DeviceError::HINT)?;
-    let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
+    let queue = Queue::attach(&plan.queue_name())?;
     let producer = queue.producer(Rank(args.rank))?;
     producer.phase(Phase::Loading);
     let worker = Worker::load(&config, &plan, device)?;
@@ -63,7 +65,8 @@ impl Worker {
         let folder = &config.model.target_model_path;
         let target = Target::load(folder, &plan.target, device, kind)
             .your_input("the folder model.target_model_path must hold the weights that its config.json describes")?;
-        let store = TokenStore::reopen(plan.token_store.as_deref().ok_or("plan.json names no token store")?)?;
+        let store = plan.token_store.as_deref().ok_or("plan.json names no token store")?;
+        let store = TokenStore::reopen(store).your_input(STORE_HINT)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
         let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);

@@ -1,16 +1,16 @@
 //! How a program ends: the exit codes, and the one place where an error becomes text.
 //!
 //! A program prints `program: what failed: why: root cause` on one line, then `hint: what to do`. An error says who has
-//! to act by passing through [`Blame`]; an error that never did is a failure of ours.
+//! to act by passing through [`Blame`], or by its type; any other is a failure of ours.
+
+mod by_type;
 
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::config::ConfigError;
-use crate::model_config::ModelConfigError;
-use crate::wait::WaitError;
+pub use by_type::SHARED_MEMORY_HINT;
 
 /// Any error that may cross a thread.
 pub type AnyError = Box<dyn Error + Send + Sync + 'static>;
@@ -89,12 +89,6 @@ pub trait Blame<T> {
     /// # Errors
     /// The error that was there.
     fn our_failure(self, hint: impl Into<String>) -> Result<T, Fault>;
-
-    /// Another process went away: `hint` says where to look.
-    ///
-    /// # Errors
-    /// The error that was there.
-    fn peer_gone(self, hint: impl Into<String>) -> Result<T, Fault>;
 }
 
 impl<T, E: Into<AnyError>> Blame<T> for Result<T, E> {
@@ -104,10 +98,6 @@ impl<T, E: Into<AnyError>> Blame<T> for Result<T, E> {
 
     fn our_failure(self, hint: impl Into<String>) -> Result<T, Fault> {
         self.map_err(|error| Fault::new(Code::Failure, error).with_hint(hint))
-    }
-
-    fn peer_gone(self, hint: impl Into<String>) -> Result<T, Fault> {
-        self.map_err(|error| Fault::new(Code::Peer, error).with_hint(hint))
     }
 }
 
@@ -133,18 +123,11 @@ impl Verdict {
             return Verdict { code: Code::Input, line, hint: Some(hint.to_owned()) };
         }
         let fault = chain.iter().rev().find_map(|error| error.downcast_ref::<Fault>());
-        let code = fault.map_or_else(|| code_of(&chain), |fault| fault.code);
-        Verdict { code, line, hint: fault.and_then(|fault| fault.hint.clone()) }
-    }
-}
-
-/// Codes of errors that say by their type who has to act.
-fn code_of(chain: &[&(dyn Error + 'static)]) -> Code {
-    let refused = |error: &&(dyn Error + 'static)| error.is::<ConfigError>() || error.is::<ModelConfigError>();
-    match chain.iter().find_map(|error| error.downcast_ref()) {
-        Some(WaitError::Timeout { .. } | WaitError::Aborted) => Code::Peer,
-        _ if chain.iter().any(refused) => Code::Input,
-        _ => Code::Failure,
+        if let Some(fault) = fault {
+            return Verdict { code: fault.code, line, hint: fault.hint.clone() };
+        }
+        let (code, hint) = by_type::told(&chain);
+        Verdict { code, line, hint: hint.map(str::to_owned) }
     }
 }
 
@@ -185,6 +168,8 @@ pub fn run_program<E: Into<AnyError>>(name: &str, program: impl FnOnce() -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ConfigError;
+    use crate::wait::WaitError;
 
     #[derive(Debug, thiserror::Error)]
     enum Outer {
