@@ -101,6 +101,11 @@ fn records_at() -> usize {
     size_of::<Header>()
 }
 
+/// Buffers start and stay on their own cache lines.
+fn padded(chunk: usize) -> usize {
+    chunk.max(1).next_multiple_of(32)
+}
+
 fn buffers_at(ranks: u32) -> usize {
     records_at() + ranks as usize * size_of::<Record>()
 }
@@ -146,15 +151,18 @@ impl Sum {
         if ranks <= 1 {
             return Ok(SumOwner { segment: None });
         }
-        // Buffers start and stay on their own cache lines.
-        let chunk = chunk.max(1).next_multiple_of(32);
-        let segment = Segment::create(name, buffers_at(ranks) + 2 * ranks as usize * chunk * size_of::<f32>())?;
+        let segment = Segment::create(name, Sum::segment_bytes(ranks, chunk) as usize)?;
         let header: &Header = segment.view(0);
-        header.chunk.store(chunk as u64, Ordering::Relaxed);
+        header.chunk.store(padded(chunk) as u64, Ordering::Relaxed);
         header.ranks.store(ranks, Ordering::Relaxed);
         // INIT: Release, paired with the Acquire of `attach`.
         header.magic.store(MAGIC, Ordering::Release);
         Ok(SumOwner { segment: Some(segment) })
+    }
+
+    /// Bytes that [`Sum::create`] takes of `/dev/shm`.
+    pub fn segment_bytes(ranks: u32, chunk: usize) -> u64 {
+        if ranks <= 1 { 0 } else { (buffers_at(ranks) + 2 * ranks as usize * padded(chunk) * size_of::<f32>()) as u64 }
     }
 
     /// Joins as `rank` of `ranks`.

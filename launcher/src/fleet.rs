@@ -12,7 +12,8 @@ use common::ids::{Rank, Role};
 use common::line::{Received, ToLauncher, ToWorker};
 use common::manifest::{self, ManifestError};
 use common::queue::{
-    CreateError, ParticipantView, Phase, Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot, arena_name, reduce_name,
+    CreateError, ParticipantView, Phase, Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot, SpecError, arena_name,
+    reduce_name,
 };
 use common::reduce::{Sum, SumError, SumOwner};
 use common::shm::{Segment, ShmError};
@@ -161,8 +162,7 @@ impl Fleet {
     pub(crate) fn create(spec: FleetSpec, console: &Console) -> Result<Fleet, FleetError> {
         let queue = Queue::create(&spec.queue)?;
         let snapshots = Snapshots::create(&spec.queue.run_id)?;
-        let arena_bytes = u64::from(spec.queue.capacity) * spec.queue.slot_bytes;
-        let arena = Segment::create(&arena_name(&spec.queue.run_id), arena_bytes as usize)?;
+        let arena = Segment::create(&arena_name(&spec.queue.run_id), arena_bytes(&spec.queue) as usize)?;
         let sum = Some(create_sum(&spec)?);
         let console = console.clone();
         Ok(Fleet {
@@ -375,6 +375,18 @@ impl Fleet {
         self.checkpoint = newest.map(|(folder, _)| folder);
         Ok(from)
     }
+}
+
+/// Bytes of `/dev/shm` that [`Fleet::create`] takes for a queue, its slots and the sum of a gradient of so many numbers.
+///
+/// # Errors
+/// No queue can be made like this.
+pub(crate) fn shared_memory(queue: &QueueSpec, parameters: usize) -> Result<u64, SpecError> {
+    Ok(queue.segment_bytes()? + arena_bytes(queue) + Sum::segment_bytes(queue.drafters, parameters.min(SUM_CHUNK)))
+}
+
+fn arena_bytes(queue: &QueueSpec) -> u64 {
+    u64::from(queue.capacity) * queue.slot_bytes
 }
 
 fn create_sum(spec: &FleetSpec) -> Result<SumOwner, SumError> {

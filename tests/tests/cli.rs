@@ -128,7 +128,22 @@ fn a_full_disk_is_named_with_the_file_that_did_not_fit() {
     let overrides: Vec<&str> = quick.into_iter().chain([output.as_str()]).collect();
     refused(&overrides, &["checkpoints", "No space left"]);
     let names: Vec<_> = std::fs::read_dir(disk.0.path().join("run/checkpoints")).unwrap().collect();
-    assert!(names.iter().all(|name| name.as_ref().unwrap().file_name() == ".partial"), "{names:?}");
+    assert!(names.is_empty(), "what does not fit takes no room: {names:?}");
+}
+
+#[test]
+fn without_room_for_the_slots_nothing_is_begun() {
+    let run = Run::new();
+    let much = ["queue.capacity=4096", "data.batch_tokens=4000000"];
+    let finished = run.finish(TINY, &much, Duration::from_secs(120));
+    let stderr = finished.stderr();
+    assert_eq!(finished.code(), Some(1), "{stderr}");
+    let last: Vec<&str> = stderr.lines().rev().take(2).collect();
+    for words in ["tandem: /dev/shm has no room for this run: ", " bytes needed (4096 slots of ", " free"] {
+        assert!(last[1].contains(words), "{stderr}");
+    }
+    assert!(last[0].starts_with("hint: lower queue.capacity or data.batch_tokens"), "{stderr}");
+    assert!(!stderr.contains("decoding") && !run.dir().exists(), "{stderr}");
 }
 
 #[test]

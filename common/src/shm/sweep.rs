@@ -1,4 +1,4 @@
-//! Removing the names that dead launchers left in `/dev/shm`.
+//! Room in `/dev/shm`: how much is free, and removing the names that dead launchers left there.
 
 use std::fs;
 use std::io;
@@ -6,6 +6,7 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 use nix::sys::mman::shm_unlink;
+use nix::sys::statvfs::statvfs;
 
 use super::CREATOR_BYTE;
 use super::presence::Presence;
@@ -13,6 +14,15 @@ use super::segment::{leads_to, open_file};
 
 /// Where the kernel keeps them.
 const FOLDER: &str = "/dev/shm";
+
+/// Bytes that segments can still take.
+///
+/// # Errors
+/// There is no `/dev/shm`.
+pub fn free_bytes() -> io::Result<u64> {
+    let found = statvfs(FOLDER)?;
+    Ok(found.blocks_available() * found.fragment_size())
+}
 
 /// Unlinks every segment whose name starts with `prefix` and whose creator is dead, and then every folder `NAME-SUFFIX`
 /// of a segment `NAME` that is not there; returns their names, sorted. A living creator makes the segment before the

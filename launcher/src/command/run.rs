@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::evaluation::EvaluationReport;
-use common::exit::{Blame, Code, Fault};
+use common::exit::{Blame, Code, Fault, SHARED_MEMORY_HINT};
 use common::manifest::{self, Manifest};
 use common::queue::CreateError;
 use common::reduce::SumError;
@@ -15,7 +15,7 @@ use super::decode::{decode, stopped_by};
 use super::{held_out_prompts, load, print, programs};
 use crate::args::RunArgs;
 use crate::child::signal_name;
-use crate::fleet::{Fleet, FleetError, FleetSpec, LOGS};
+use crate::fleet::{self, Fleet, FleetError, FleetSpec, LOGS};
 use crate::inspect::Watch;
 use crate::output::OutputArgs;
 use crate::plan::{Models, Plan, RunFolder};
@@ -25,9 +25,6 @@ use crate::supervise::{self, Outcome, Rules, Signals, Story};
 
 /// What every shared memory segment of Tandem starts with.
 const SEGMENT_PREFIX: &str = "tandem-";
-
-const ROOM_HINT: &str =
-    "lower queue.capacity or data.batch_tokens, or give /dev/shm more room (docker run --shm-size=8g)";
 
 /// Trains: from chats to a checkpoint and a summary.
 ///
@@ -63,6 +60,8 @@ impl<'a> Run<'a> {
         let (programs, prompts) = (programs()?, held_out_prompts(&models)?);
         let plan = Plan::new(models, console)?;
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
+        sweep(console)?;
+        demand_room(&plan)?;
         let folder = take_folder(&plan, args.resume)?;
         let signals = Signals::install(&args.signals_to_handle).your_input("leave it out of --signals-to-handle")?;
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
@@ -81,10 +80,6 @@ impl<'a> Run<'a> {
         self.plan.models.config.write(path).your_input("the run folder cannot be written to")?;
         self.plan.run.write(path).your_input("the run folder cannot be written to")?;
         self.say(&format!("run {} in {}", self.plan.run.run_id, path.display()));
-        let swept = shm::sweep_stale(SEGMENT_PREFIX).our_failure("/dev/shm has to be readable")?;
-        if !swept.is_empty() {
-            self.say(&format!("removed what dead runs left in /dev/shm: {}", swept.join(", ")));
-        }
         Ok(())
     }
 
@@ -190,6 +185,30 @@ impl<'a> Run<'a> {
     }
 }
 
+fn sweep(console: &Console) -> Result<(), Fault> {
+    let swept = shm::sweep_stale(SEGMENT_PREFIX).our_failure("/dev/shm has to be readable")?;
+    if !swept.is_empty() {
+        console.say(format!("tandem: removed what dead runs left in /dev/shm: {}", swept.join(", ")));
+    }
+    Ok(())
+}
+
+/// Without room for queue and slots there is no need to begin.
+fn demand_room(plan: &Plan) -> Result<(), Fault> {
+    let queue = plan.queue();
+    let needed = fleet::shared_memory(&queue, plan.run.draft.parameter_count() as usize);
+    let needed = needed.your_input("docs/configuration.md describes the keys of [queue]")?;
+    let free = shm::free_bytes().our_failure("/dev/shm has to be readable")?;
+    if needed <= free {
+        return Ok(());
+    }
+    let (capacity, slot) = (queue.capacity, queue.slot_bytes);
+    let full = format!(
+        "/dev/shm has no room for this run: {needed} bytes needed ({capacity} slots of {slot}, and the queue), {free} free"
+    );
+    Err(full).your_input(SHARED_MEMORY_HINT)
+}
+
 fn take_folder(plan: &Plan, resume: bool) -> Result<RunFolder, Fault> {
     let path = &plan.models.config.run.output_dir;
     if !resume {
@@ -217,7 +236,7 @@ fn fleet_fault(error: FleetError) -> Fault {
         FleetError::Queue(CreateError::Shm(ShmError::NoSpace { .. }))
         | FleetError::Arena(ShmError::NoSpace { .. })
         | FleetError::Sum(SumError::Shm(ShmError::NoSpace { .. })) => {
-            Fault::new(Code::Input, error).with_hint(ROOM_HINT)
+            Fault::new(Code::Input, error).with_hint(SHARED_MEMORY_HINT)
         }
         error => Fault::new(Code::Failure, error).with_hint("`ls -l /dev/shm` shows what stands in the way"),
     }
