@@ -16,8 +16,8 @@ pub struct EvaluationReport {
     pub verifies: u64,
     /// Speculative decoding's speed, prompt passes left out.
     pub tokens_per_s: f64,
-    /// Plain greedy decoding's speed on the same prompts, prompt passes left out.
-    pub plain_tokens_per_s: f64,
-    /// Whether both gave the same tokens in float32; none when it was not asked for.
+    /// Plain greedy decoding's speed on the same prompts, prompt passes left out; none before training.
+    pub plain_tokens_per_s: Option<f64>,
+    /// Whether both gave the same tokens in float32; none before training, and when it was not asked for.
     pub lossless: Option<bool>,
 }

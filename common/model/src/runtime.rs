@@ -23,7 +23,7 @@ pub enum DeviceError {
 
 impl DeviceError {
     /// What a user can do about it.
-    pub const HINT: &str = "set run.device to cpu, or make the GPUs visible to libtorch";
+    pub const HINT: &str = "make the GPUs visible to libtorch, list those that are there (--targets, --drafters), or set run.device to cpu";
 }
 
 /// Prepares libtorch for this process: opens its CUDA half, fixes the compute threads and picks the worker's device.
@@ -38,6 +38,14 @@ pub fn start(wanted: Wanted, rank: Rank, threads: u32) -> Result<Device, DeviceE
     }
     tch::set_num_threads(threads.max(1) as i32);
     tch::set_num_interop_threads(1);
+    device(wanted, rank)
+}
+
+/// The device of that number, for a process that has [`start`]ed.
+///
+/// # Errors
+/// A GPU is asked for and there is none of that number.
+pub fn device(wanted: Wanted, rank: Rank) -> Result<Device, DeviceError> {
     let found = if wanted == Wanted::Cpu { 0 } else { tch::Cuda::device_count() };
     match wanted {
         Wanted::Cpu => Ok(Device::Cpu),

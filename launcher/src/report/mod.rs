@@ -58,9 +58,9 @@ impl Summary {
     pub(crate) fn after(&mut self, report: &EvaluationReport) {
         self.accepted_length_after = Some(report.accepted_length);
         self.lossless = report.lossless;
-        self.plain_tokens_per_s = Some(report.plain_tokens_per_s);
+        self.plain_tokens_per_s = report.plain_tokens_per_s;
         self.speculative_tokens_per_s = Some(report.tokens_per_s);
-        self.speedup = Some(speedup(report));
+        self.speedup = report.plain_tokens_per_s.map(|plain| speedup(report.tokens_per_s, plain));
         self.eval_prompts = Some(report.prompts);
     }
 
@@ -125,7 +125,9 @@ pub(crate) fn evaluation_page(report: &EvaluationReport, draft: &Path) -> String
         "accepted length",
         &format!("{accepted_length:.2}: {new_tokens} tokens in {verifies} target passes, {prompts} prompts"),
     );
-    row(&mut page, "decoding", &decoding(report.tokens_per_s, report.plain_tokens_per_s, speedup(report)));
+    if let Some(plain) = report.plain_tokens_per_s {
+        row(&mut page, "decoding", &decoding(report.tokens_per_s, plain, speedup(report.tokens_per_s, plain)));
+    }
     if let Some(lossless) = report.lossless {
         row(&mut page, "lossless check", lossless_words(lossless));
     }
@@ -147,8 +149,8 @@ pub(crate) fn demand_lossless(report: &EvaluationReport) -> Result<(), Fault> {
     }
 }
 
-fn speedup(report: &EvaluationReport) -> f64 {
-    report.tokens_per_s / report.plain_tokens_per_s.max(f64::MIN_POSITIVE)
+fn speedup(with: f64, plain: f64) -> f64 {
+    with / plain.max(f64::MIN_POSITIVE)
 }
 
 fn decoding(with: f64, plain: f64, speedup: f64) -> String {
