@@ -35,6 +35,12 @@ pub struct Manifest {
     pub trained: Vec<(u64, u64)>,
     /// The embedding row that stands for "not known yet"; served models need it.
     pub mask_token_id: u32,
+    /// Tokens of all rows trained so far; a row counts once per epoch. 0 in checkpoints from before this was counted.
+    #[serde(default)]
+    pub tokens: u64,
+    /// Block slots scored so far: what losses and accuracies are means over. 0 as above.
+    #[serde(default)]
+    pub supervised_tokens: u64,
 }
 
 /// A manifest that cannot be read or written.
@@ -141,13 +147,18 @@ fn whole(folder: PathBuf, files: &[&str]) -> Option<(PathBuf, Manifest)> {
 mod tests {
     use super::*;
 
+    fn of_step(step: u64) -> Manifest {
+        let run_id = "r".into();
+        Manifest { run_id, step, trained: Vec::new(), mask_token_id: 9, tokens: 0, supervised_tokens: 0 }
+    }
+
     fn save(run_dir: &Path, step: u64) -> PathBuf {
         let folder = run_dir.join(CHECKPOINTS).join(folder_name(Step(step)));
         std::fs::create_dir_all(&folder).unwrap();
         for name in CHECKPOINT_FILES {
             std::fs::write(folder.join(name), "x").unwrap();
         }
-        let manifest = Manifest { run_id: "r".into(), step, trained: vec![(0, 3), (4, 7)], mask_token_id: 9 };
+        let manifest = Manifest { trained: vec![(0, 3), (4, 7)], tokens: 70, supervised_tokens: 30, ..of_step(step) };
         manifest.write(&folder).unwrap();
         assert_eq!(Manifest::read(&folder).unwrap(), manifest);
         folder
@@ -186,7 +197,7 @@ mod tests {
             let folder = memory.path().join(folder_name(Step(step)));
             std::fs::create_dir(&folder).unwrap();
             std::fs::write(folder.join("state.safetensors"), "x").unwrap();
-            Manifest { run_id: "r".into(), step, trained: Vec::new(), mask_token_id: 9 }.write(&folder).unwrap();
+            of_step(step).write(&folder).unwrap();
             folder
         };
         let first = snapshot(4);

@@ -92,6 +92,56 @@ fn a_scheduler_may_stop_a_run_and_resume_it_but_not_as_another_one() {
 }
 
 #[test]
+fn tokens_are_counted_on_over_a_restart_and_a_resume() {
+    let run = Run::new();
+    let live = start(&run, &["training.log_interval=1"]);
+    await_checkpoint(&live, &run);
+    live.kill_in(DRAFTER, |seen| seen.phase == Phase::Backward);
+    live.await_line("drafters go on from step", Instant::now() - Duration::from_secs(60));
+    live.catch(DRAFTER, |seen| seen.phase == Phase::Backward);
+    live.send(live.pid(), Signal::SIGKILL);
+    live.end();
+    let end = start(&run, &["training.log_interval=1", "--resume"]).end();
+    assert!(end.status.success(), "{}", end.stderr);
+    whole(&run);
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let metrics = std::fs::read_to_string(run.dir().join("metrics.jsonl")).unwrap();
+    let summary = std::fs::read_to_string(run.dir().join("summary.json")).unwrap();
+    let last = json(metrics.lines().last().unwrap());
+    assert_eq!((last["step"].as_u64(), last["tokens"].as_f64()), (Some(16), json(&summary)["tokens"].as_f64()));
+}
+
+#[test]
+fn asked_to_end_before_its_first_step_it_saves_nothing() {
+    let run = Run::new();
+    let live = start(&run, &[]);
+    // The target stands still, so that no batch ever comes.
+    let target = live.catch(TARGET, |seen| seen.phase == Phase::Loading);
+    live.await_that("a drafter that waits", || {
+        live.worker(Role::Drafter, 0).is_some_and(|seen| seen.waits_for.is_some())
+    });
+    live.send(live.pid(), Signal::SIGTERM);
+    live.send(target, Signal::SIGCONT);
+    let end = live.end();
+    assert_eq!((end.status.code(), end.left), (Some(128 + 15), Vec::new()), "{}", end.stderr);
+    assert_eq!(newest_checkpoint(&run.dir()).unwrap(), None);
+    assert_eq!(end.stderr.lines().last(), Some("hint: it had saved no checkpoint yet"));
+}
+
+#[test]
+fn a_first_ctrl_c_lets_the_step_end_and_saves_it() {
+    let run = Run::new();
+    let live = start(&run, &["training.save_interval=0"]);
+    let drafter = live.catch(DRAFTER, |seen| seen.phase == Phase::Backward);
+    live.send(live.pid(), Signal::SIGINT);
+    live.send(drafter, Signal::SIGCONT);
+    let end = live.end();
+    assert_eq!((end.status.code(), end.left), (Some(128 + 2), Vec::new()), "{}", end.stderr);
+    let (folder, saved) = newest_checkpoint(&run.dir()).unwrap().expect("the drafter saved before it ended");
+    assert!(saved.step >= 1 && end.stderr.contains(&format!("step {} is saved in {}", saved.step, folder.display())));
+}
+
+#[test]
 fn a_second_ctrl_c_does_not_wait() {
     let run = Run::new();
     let live = start(&run, &[]);

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use common::config::Config;
 use common::exit::AnyError;
-use common::ids::Step;
 use common::manifest::Manifest;
 use common::run_plan::RunPlan;
 use model::drafter::Drafter;
@@ -24,7 +23,7 @@ pub(crate) fn first_drafter(config: &Config, plan: &RunPlan, device: Device, kin
     }
 }
 
-/// Loads masters and moments of `folder` into drafter and optimizer; returns its step.
+/// Loads masters and moments of `folder` into drafter and optimizer; returns where training stood.
 ///
 /// # Errors
 /// The checkpoint is of another drafter or cannot be read.
@@ -33,7 +32,7 @@ pub(crate) fn restore(
     plan: &RunPlan,
     drafter: &mut Drafter,
     optimizer: &mut AdamW,
-) -> Result<Step, AnyError> {
+) -> Result<Manifest, AnyError> {
     let manifest = Manifest::read(folder)?;
     let expected = plan.draft.mask_token_id;
     if manifest.mask_token_id != expected {
@@ -41,5 +40,5 @@ pub(crate) fn restore(
         return Err(CheckpointError::MaskToken { path: folder.into(), found, expected }.into());
     }
     optimizer.load(&folder.join(STATE_FILE), drafter.parameters_mut())?;
-    Ok(Step(manifest.step))
+    Ok(manifest)
 }

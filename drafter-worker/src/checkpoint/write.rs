@@ -41,20 +41,20 @@ pub(crate) fn save(
 /// There is no room in memory; the one before stays as it is.
 pub(crate) fn snapshot(snapshots: &Path, manifest: &Manifest, optimizer: &AdamW) -> Result<(), AnyError> {
     let written = write(snapshots, manifest, |partial| Ok(optimizer.save(&partial.join(STATE_FILE))?));
-    let keep = written.as_ref().ok();
+    let newest = written?;
     in_folder(snapshots, |snapshots| {
         for entry in fs::read_dir(snapshots)? {
             let path = entry?.path();
-            if keep.map_or_else(|| path.ends_with(PARTIAL), |keep| path != *keep) {
+            if path != newest {
                 fs::remove_dir_all(path)?;
             }
         }
         Ok(())
     })?;
-    written.map(drop)
+    Ok(())
 }
 
-/// Makes `parent`'s folder of the manifest's step from what `fill` puts into it and the manifest.
+/// Makes `parent`'s folder of the manifest's step from what `fill` puts into it and the manifest; all of it or nothing.
 fn write(
     parent: &Path,
     manifest: &Manifest,
@@ -64,9 +64,12 @@ fn write(
     let partial = parent.join(PARTIAL);
     remove(&partial)?;
     in_folder(&partial, |folder| fs::create_dir_all(folder))?;
-    fill(&partial)?;
-    manifest.write(&partial)?;
-    sync(&partial)?;
+    let filled = fill(&partial).and_then(|()| Ok(manifest.write(&partial)?)).and_then(|()| Ok(sync(&partial)?));
+    if filled.is_err() {
+        // Why it was not filled comes first, and the next try removes what stays behind.
+        let _ = remove(&partial);
+    }
+    filled?;
     remove(&folder)?;
     in_folder(&folder, |folder| fs::rename(&partial, folder))?;
     in_folder(parent, |path| File::open(path)?.sync_all())?;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use common::config::Config;
 use common::ids::{Rank, Step};
+use common::manifest::Manifest;
 use common::queue::{Consumer, Gauge};
 use common::run_plan::RunPlan;
 use common::telemetry::metrics::{METRICS_FILE, MetricsError, MetricsFile};
@@ -16,8 +17,10 @@ pub(crate) struct Log {
     metrics: Option<MetricsFile>,
     interval: u64,
     total_steps: u64,
-    tokens: f64,
-    scored: f64,
+    /// Of all trained rows, over all ranks, from the run's first step.
+    pub(crate) tokens: f64,
+    /// Block slots scored, likewise.
+    pub(crate) scored: f64,
     since: Instant,
     tokens_since: f64,
 }
@@ -38,14 +41,24 @@ struct Line {
 }
 
 impl Log {
-    pub(crate) fn new(run: &Path, config: &Config, plan: &RunPlan, rank: Rank) -> Result<Log, MetricsError> {
+    /// Goes on counting where the manifest of a restart's checkpoint ended.
+    ///
+    /// # Errors
+    /// The metrics file cannot be opened.
+    pub(crate) fn new(
+        run: &Path,
+        config: &Config,
+        plan: &RunPlan,
+        rank: Rank,
+        from: Option<&Manifest>,
+    ) -> Result<Log, MetricsError> {
         let metrics = if rank == Rank(0) { Some(MetricsFile::append(&run.join(METRICS_FILE))?) } else { None };
         Ok(Log {
             metrics,
             interval: config.training.log_interval,
             total_steps: plan.total_steps,
-            tokens: 0.0,
-            scored: 0.0,
+            tokens: from.map_or(0.0, |manifest| manifest.tokens as f64),
+            scored: from.map_or(0.0, |manifest| manifest.supervised_tokens as f64),
             since: Instant::now(),
             tokens_since: 0.0,
         })

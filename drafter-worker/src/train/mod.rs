@@ -72,7 +72,7 @@ impl<'a> Trainer<'a> {
         let device_rank = Rank(config.run.device_of(Role::Drafter, rank));
         let device =
             model::runtime::start(config.run.device, device_rank, plan.threads).your_input(DeviceError::HINT)?;
-        let queue = Queue::attach(&plan.queue_name()).peer_gone("the run has ended: its launcher says why")?;
+        let queue = Queue::attach(&plan.queue_name())?;
         let consumer = queue.consumer(rank)?;
         consumer.phase(Phase::Loading);
         let kind = model::runtime::kind(config.model.torch_dtype);
@@ -80,13 +80,14 @@ impl<'a> Trainer<'a> {
             Vocabulary::load(&config.model.target_model_path, &plan.target, device, kind).your_input(WEIGHTS_HINT)?;
         let mut drafter = checkpoint::first_drafter(config, plan, device, kind)?;
         let mut optimizer = AdamW::new(drafter.parameters(), &config.training);
-        let step = match &args.checkpoint {
-            Some(folder) => checkpoint::restore(folder, plan, &mut drafter, &mut optimizer)?,
-            None => Step(0),
+        let from = match &args.checkpoint {
+            Some(folder) => Some(checkpoint::restore(folder, plan, &mut drafter, &mut optimizer)?),
+            None => None,
         };
+        let step = Step(from.as_ref().map_or(0, |manifest| manifest.step));
         let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         let exchange = Exchange::new(config, plan, rank, patience)?;
-        let log = Log::new(&args.run, config, plan, rank)?;
+        let log = Log::new(&args.run, config, plan, rank, from.as_ref())?;
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let receiver = Receiver { consumer, arena, device, share: Share::new(config, plan, rank) };
@@ -106,8 +107,8 @@ impl<'a> Trainer<'a> {
             exchange,
             log,
             step,
-            // A snapshot is no checkpoint: it is gone after the run.
-            saved: args.checkpoint.as_ref().is_some_and(|folder| folder.starts_with(&args.run)).then_some(step),
+            // Before the first step there is nothing to save. A snapshot is no checkpoint: it is gone after the run.
+            saved: args.checkpoint.as_ref().is_none_or(|folder| folder.starts_with(&args.run)).then_some(step),
         })
     }
 
@@ -175,6 +176,8 @@ impl<'a> Trainer<'a> {
             step: self.step.0,
             trained: self.queue.trained_ranges(),
             mask_token_id: self.plan.draft.mask_token_id,
+            tokens: self.log.tokens as u64,
+            supervised_tokens: self.log.scored as u64,
         }))
     }
 
