@@ -1,5 +1,6 @@
 //! The command line of `tandem`; nothing else.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -7,6 +8,7 @@ use clap::{Parser, Subcommand};
 use common::exit::Code;
 use nix::sys::signal::Signal;
 
+use crate::devices::Pairs;
 use crate::output::OutputArgs;
 
 /// Trains a DFlash drafter for your model on your chats, and shows what it gained.
@@ -23,7 +25,8 @@ Exit codes: 0 done, 1 something in your input has to change (the hint says what)
 128 + signal when a signal stopped it. TANDEM_LOG=debug shows what workers decide and why.";
 
 const OVERRIDES: &str = "\
-Every key of the file can be overridden: training.max_steps=20 data.train_data_path=chats.jsonl";
+Every key of the file can be overridden: training.max_steps=20 data.train_data_path=chats.jsonl
+With nothing behind the = it has its default again: training.max_steps=";
 
 /// What to do.
 #[derive(Debug, Subcommand)]
@@ -78,13 +81,13 @@ impl RunArgs {
 /// Flags that torchrun's users look for, each short for a key of `[run]`.
 #[derive(Debug, Default, clap::Args)]
 pub struct KeyArgs {
-    /// Target-drafter pairs: run.pairs
-    #[arg(long, visible_alias = "nproc-per-node", value_name = "N")]
-    pairs: Option<u32>,
+    /// Target-drafter pairs: how many (run.pairs), or the devices of each as TARGET:DRAFTER, like 0:1,2:3
+    #[arg(long, visible_alias = "nproc-per-node", value_name = "PAIRS", conflicts_with_all = ["targets", "drafters"])]
+    pairs: Option<Pairs>,
     /// Devices of the targets, as 0,1: run.targets
     #[arg(long, value_name = "DEVICES", value_delimiter = ',')]
     targets: Vec<u32>,
-    /// Devices of the drafters, as 2,3,4: run.drafters
+    /// Devices of the drafters, as 2,3,4, more or fewer than targets: run.drafters
     #[arg(long, value_name = "DEVICES", value_delimiter = ',')]
     drafters: Vec<u32>,
     /// Restarts of one worker within the window: run.max_restarts
@@ -110,7 +113,6 @@ pub struct KeyArgs {
 impl KeyArgs {
     fn overrides(&self) -> Vec<String> {
         let numbers = [
-            ("pairs", self.pairs),
             ("max_restarts", self.max_restarts),
             ("restart_window_s", self.restart_window),
             ("startup_retries", self.startup_retries),
@@ -121,8 +123,9 @@ impl KeyArgs {
         let numbers = numbers.into_iter().filter_map(|(key, value)| Some(format!("run.{key}={}", value?)));
         let lists = lists.into_iter().filter(|(_, list)| !list.is_empty());
         let lists = lists.map(|(key, list)| format!("run.{key}={list:?}"));
+        let pairs = self.pairs.iter().flat_map(Pairs::keys).map(|(key, value)| format!("run.{key}={value}"));
         let run_dir = self.run_dir.iter().map(|folder| format!("run.output_dir={}", folder.display()));
-        numbers.chain(lists).chain(run_dir).collect()
+        pairs.chain(lists).chain(numbers).chain(run_dir).collect()
     }
 }
 
@@ -244,30 +247,64 @@ pub struct OneQueue {
 /// # Errors
 /// The exit code: 0 after help or version, 1 after a refusal.
 pub fn parse<A: Parser>() -> Result<A, ExitCode> {
-    A::try_parse().map_err(|error| {
+    A::try_parse_from(std::env::args_os().map(with_dashes)).map_err(|error| {
         // Nobody is left to be told when both streams are gone.
         let _ = error.print();
         if error.use_stderr() { ExitCode::from(Code::Input.number()) } else { ExitCode::SUCCESS }
     })
 }
 
+/// Flags may be written with underscores too, as torchrun's.
+fn with_dashes(word: OsString) -> OsString {
+    let Some(text) = word.to_str().filter(|text| text.starts_with("--")) else { return word };
+    match text.split_once('=') {
+        Some((flag, value)) => format!("{}={value}", flag.replace('_', "-")).into(),
+        None => text.replace('_', "-").into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(line: &str) -> RunArgs {
+    fn parsed(line: &str) -> Result<RunArgs, clap::Error> {
         let words = ["tandem", "run", "c.toml"].into_iter().chain(line.split_whitespace());
-        match Args::try_parse_from(words).unwrap().command {
-            Command::Run(args) => *args,
+        match Args::try_parse_from(words.map(|word| with_dashes(word.into())))?.command {
+            Command::Run(args) => Ok(*args),
             other => panic!("{other:?}"),
         }
     }
 
+    fn run(line: &str) -> RunArgs {
+        parsed(line).unwrap()
+    }
+
     #[test]
     fn flags_are_short_for_keys_and_keys_win() {
-        let args = run("--nproc-per-node 2 --targets 0,1 --drafters 2 --max-restarts=5 --run-dir r run.pairs=3");
-        let expected = ["pairs=2", "max_restarts=5", "targets=[0, 1]", "drafters=[2]", "output_dir=r", "pairs=3"];
+        let args = run("--targets 0,1 --drafters 2,3,14 --max-restarts=5 --run-dir r run.pairs=3");
+        let expected = ["targets=[0, 1]", "drafters=[2, 3, 14]", "max_restarts=5", "output_dir=r", "pairs=3"];
         assert_eq!(args.overrides(), expected.map(|key| format!("run.{key}")));
+        let count = ["run.pairs=2", "run.targets=", "run.drafters="];
+        assert_eq!(
+            (run("--nproc-per-node 2").overrides(), run("--nproc_per_node=2").overrides()),
+            (count.map(str::to_owned).into(), count.map(str::to_owned).into())
+        );
+        assert_eq!(run("--pairs 0:1,2:3").overrides(), ["run.targets=[0, 2]", "run.drafters=[1, 3]"]);
+    }
+
+    #[test]
+    fn what_names_no_devices_is_refused_with_the_reason() {
+        let reasons = [
+            ("--pairs 0:1,0:2", "device 0 is there twice"),
+            ("--pairs two", "neither a number of pairs nor a list"),
+            ("--pairs 2 --targets 0,1", "cannot be used with"),
+            ("--targets 0,x", "invalid digit"),
+            ("--targets=", "empty"),
+        ];
+        for (line, reason) in reasons {
+            let error = parsed(line).unwrap_err().to_string();
+            assert!(error.contains(reason), "{line}: {error}");
+        }
     }
 
     #[test]

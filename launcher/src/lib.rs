@@ -19,6 +19,7 @@
 pub mod args;
 mod child;
 mod command;
+pub mod devices;
 mod fleet;
 pub mod inspect;
 pub mod output;

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use common::config::Config;
+use common::exit::Code;
 
 /// Every `section.key` that a configuration can hold.
 fn keys() -> BTreeSet<String> {
@@ -56,6 +57,42 @@ fn the_readmes_commands_are_real() {
         let local = !path.starts_with("http");
         assert!(!local || tests::root().join(path).exists(), "README links to {path}");
     }
+}
+
+#[test]
+fn the_exit_codes_are_those_of_the_operations_page() {
+    let page = std::fs::read_to_string(tests::root().join("docs/operations.md")).unwrap();
+    let (_, table) = page.split_once("## Exit codes").unwrap();
+    let codes: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next()).collect();
+    let numbers = [Code::Done, Code::Input, Code::Failure, Code::Peer].map(|code| code.number().to_string());
+    let above = |signal| Code::Signal(signal).number() - signal;
+    assert_eq!((above(2), above(15)), (128, 128));
+    let [done, input, failure, peer] = &numbers;
+    assert_eq!(codes, ["code", done, input, failure, peer, "101", "128 + n"]);
+}
+
+/// Flags of `tandem run`, as its help lists them.
+#[test]
+fn the_flags_are_those_of_the_operations_page() {
+    let mut command = std::process::Command::new(tests::program("tandem"));
+    command.args(["run", "--help"]);
+    let help = tests::finish(command, std::time::Duration::from_secs(60)).success().stdout();
+    let words = |text: &str| -> BTreeSet<String> {
+        let flags =
+            text.split("--").skip(1).map(|rest| rest.split(|c: char| !c.is_ascii_lowercase() && c != '-').next());
+        flags.flatten().filter(|flag| !flag.is_empty()).map(str::to_owned).collect()
+    };
+    let page = std::fs::read_to_string(tests::root().join("docs/operations.md")).unwrap();
+    let (_, table) = page.split_once("| torchrun |").unwrap();
+    let rows: Vec<Vec<&str>> =
+        table.lines().skip(2).map_while(|line| Some(line.strip_prefix("| ")?.split(" | ").collect())).collect();
+    let ours: String = rows
+        .iter()
+        .map(|row| if row[1].starts_with("the same") { row[0].to_owned() + row[1] } else { row[1].to_owned() })
+        .collect();
+    let mut known = words(&help);
+    known.remove("help");
+    assert_eq!(words(&ours), known);
 }
 
 /// The invariants' table names tests that exist.
