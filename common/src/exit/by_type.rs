@@ -67,9 +67,10 @@ fn of_header(error: &HeaderError) -> (Code, &'static str) {
         HeaderError::Shm(error) => of_memory(error),
         HeaderError::NotReady { .. } => (Code::Peer, ENDED),
         HeaderError::OtherBuild { .. } => (Code::Input, REBUILD),
-        HeaderError::NotAQueue { .. } | HeaderError::OtherBoot { .. } | HeaderError::Length { .. } => {
-            (Code::Input, OVERWRITTEN)
-        }
+        HeaderError::NotAQueue { .. }
+        | HeaderError::OtherBoot { .. }
+        | HeaderError::OtherRun { .. }
+        | HeaderError::Length { .. } => (Code::Input, OVERWRITTEN),
     }
 }
 
