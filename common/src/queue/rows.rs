@@ -124,10 +124,10 @@ impl Rows {
 
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.num_tokens() * 5 + self.num_documents() * 12 + 4);
-        bytes.extend(self.token_ids.iter().flat_map(|id| id.to_le_bytes()));
-        bytes.extend(self.document_offsets.iter().flat_map(|offset| offset.to_le_bytes()));
-        bytes.extend(self.row_ids.iter().flat_map(|id| id.to_le_bytes()));
-        bytes.extend(&self.loss_mask);
+        append(&mut bytes, &self.token_ids, u32::to_le_bytes);
+        append(&mut bytes, &self.document_offsets, u32::to_le_bytes);
+        append(&mut bytes, &self.row_ids, u64::to_le_bytes);
+        bytes.extend_from_slice(&self.loss_mask);
         bytes
     }
 
@@ -144,6 +144,14 @@ impl Rows {
     }
 }
 
+fn append<T: Copy, const N: usize>(bytes: &mut Vec<u8>, numbers: &[T], write: impl Fn(T) -> [u8; N]) {
+    let start = bytes.len();
+    bytes.resize(start + numbers.len() * N, 0);
+    for (place, number) in bytes[start..].as_chunks_mut::<N>().0.iter_mut().zip(numbers) {
+        *place = write(*number);
+    }
+}
+
 fn numbers<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks::<N>().0.iter().map(|chunk| read(*chunk)).collect()
 }
@@ -157,17 +165,21 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
 
 /// Copies bytes into a slot's host part, whole words at a time; the last one is zero-padded.
 fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
-    for (word, chunk) in words.iter().zip(bytes.chunks(4)) {
-        let mut padded = [0; 4];
-        padded[..chunk.len()].copy_from_slice(chunk);
-        word.store(u32::from_le_bytes(padded), Ordering::Relaxed);
+    let (whole, rest) = bytes.as_chunks::<4>();
+    let mut padded = [0; 4];
+    padded[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(&padded);
+    for (word, chunk) in words.iter().zip(whole.iter().chain(last)) {
+        word.store(u32::from_le_bytes(*chunk), Ordering::Relaxed);
     }
 }
 
 /// Copies `len` bytes out of a slot's host part.
 fn load_bytes(words: &[AtomicU32], len: usize) -> Vec<u8> {
-    let used = len.div_ceil(4);
-    let mut bytes: Vec<u8> = words[..used].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    let mut bytes = vec![0; len.next_multiple_of(4)];
+    for (chunk, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+    }
     bytes.truncate(len);
     bytes
 }
