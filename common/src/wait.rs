@@ -1,5 +1,6 @@
 //! Waiting for another process: never without a deadline, never deaf to a shutdown.
 
+use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
@@ -61,12 +62,13 @@ pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// One wait in progress.
 pub(crate) struct Wait<'a> {
     patience: &'a Patience,
-    started: Instant,
+    started: OnceCell<Instant>,
 }
 
 impl<'a> Wait<'a> {
+    /// Its time starts with its first sleep: whoever need not wait reads no clock.
     pub(crate) fn new(patience: &'a Patience) -> Wait<'a> {
-        Wait { patience, started: Instant::now() }
+        Wait { patience, started: OnceCell::new() }
     }
 
     /// How long to sleep before looking again, or why not to.
@@ -74,7 +76,7 @@ impl<'a> Wait<'a> {
         if self.patience.shutdown.is_set() {
             return Err(WaitError::Shutdown);
         }
-        let after = self.started.elapsed();
+        let after = self.started.get_or_init(Instant::now).elapsed();
         match self.patience.timeout.checked_sub(after) {
             Some(left) if !left.is_zero() => Ok(left.min(LONGEST_SLEEP)),
             _ => Err(WaitError::Timeout { what: what(), after }),

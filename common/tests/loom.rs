@@ -364,7 +364,7 @@ fn a_dead_holders_lock_is_taken_once_and_its_half_step_repaired() {
         let mine = claimed(memory.lock(2).claim(0, 0));
         let batches: Vec<u64> = [mine, thread.join().unwrap()].into_iter().flatten().collect();
         assert_eq!(batches, [1]);
-        assert_eq!(memory.control.lock.steals.load(Ordering::Relaxed), 1);
+        assert_eq!(memory.control.steals.load(Ordering::Relaxed), 1);
         assert_eq!(memory.lock(Holder::LAUNCHER).reclaim(MORTAL, 0).unfinished, 1);
         assert_eq!(memory.ring().ledger.counts(), [1, 1, 0, 0, 0]);
     });

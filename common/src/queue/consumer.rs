@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase};
-use super::place::{Place, WaitsFor, now};
+use super::place::{Place, now};
 use super::ring::Hold;
+use super::ring::bell::Group;
 use super::rows::{Rows, RowsError};
 use crate::ids::{BatchId, Rank, SlotIndex, Step};
 use crate::sync::Ordering;
@@ -45,7 +46,7 @@ impl Consumer {
         if count == 0 || count > capacity {
             return Err(LeaseError::Group { asked: count, capacity });
         }
-        let holds = self.place.wait_for(WaitsFor::Batch, patience, |locked| locked.pop_group(count, now()))?;
+        let holds = self.place.wait_for(Group::Ready, patience, |locked, now| locked.pop_group(count, now))?;
         Ok(holds.unwrap_or_default().into_iter().map(|hold| self.lease(hold)).collect())
     }
 
@@ -54,7 +55,7 @@ impl Consumer {
     }
 
     fn take(&self, want: Option<BatchId>, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
-        let hold = self.place.wait_for(WaitsFor::Batch, patience, |locked| locked.pop(want, now()))?;
+        let hold = self.place.wait_for(Group::Ready, patience, |locked, now| locked.pop(want, now))?;
         Ok(hold.map(|hold| self.lease(hold)))
     }
 
@@ -104,7 +105,7 @@ impl ReadLease {
 
     /// The batch's length bucket.
     pub fn bucket(&self) -> u32 {
-        self.place.shared.ring().slots[self.hold.slot.0 as usize].bucket.load(Ordering::Relaxed)
+        self.place.shared.slot(self.hold.slot).bucket.load(Ordering::Relaxed)
     }
 
     /// Which making of the arena's part the slot lies in: whoever has an older one mapped waits for the new one.
@@ -125,7 +126,7 @@ impl ReadLease {
     /// [`RowsError`] if the bytes are not those that were published.
     pub fn rows(&self) -> Result<Rows, RowsError> {
         let shared = &self.place.shared;
-        let slot = &shared.ring().slots[self.hold.slot.0 as usize];
+        let slot = shared.slot(self.hold.slot);
         let (header_len, checksum) = (slot.header_len.load(Ordering::Relaxed), slot.checksum.load(Ordering::Relaxed));
         Rows::load(self.hold.batch, shared.rows(self.hold.slot), header_len, checksum)
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::place::{Shared, now};
+use super::ring::Reclaimed;
+use super::ring::bell::{Group, raise};
 use super::ring::lock::{Holder, Peers};
-use super::ring::{Reclaimed, raise};
 use super::spec::{QueueSpec, SpecError};
 use super::{Queue, header, ring};
 use crate::ids::{Rank, Role};
@@ -125,9 +126,10 @@ impl QueueOwner {
     /// Gives the run up: every wait ends with [`WaitError::Aborted`], now and later.
     pub fn abort(&self) {
         let shared = &self.queue.shared;
-        let control = shared.ring().control;
+        let control = shared.control();
         control.aborted.store(1, Ordering::Relaxed);
-        for bell in [&control.ready, &control.space] {
+        for group in Group::ALL {
+            let bell = group.bell(control);
             raise(bell);
             shared.wake_all(&bell.word);
         }

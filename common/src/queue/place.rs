@@ -1,5 +1,6 @@
 //! A process's place at the queue: its record, its presence, its right to take the lock, and its waits.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::activity::{Gauge, Phase};
 use super::header::{self, Facts, HeaderError};
+use super::ring::bell::{Group, Waits};
 use super::ring::layout::{Bell, Bucket, Control, Event, NUM_EVENTS, Participant, Slot, Tally};
 use super::ring::ledger::{BatchState, Ledger};
 use super::ring::lock::{Holder, Peers};
@@ -15,11 +17,16 @@ use super::ring::word::SlotState;
 use super::ring::{Asked, Blocked, Locked, Ring};
 use crate::ids::{Rank, Role, SlotIndex};
 use crate::shm::{CREATOR_BYTE, Mapped, Presence, Segment, futex_wait, futex_wake, is_held};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_loop};
 use crate::wait::{Patience, Wait, WaitError};
 
 /// The longest wait for the lock in a step that has no deadline of its own; its holder is alive, but stopped.
 const LOCK_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a bell is watched before sleeping on it: about what a sleep and a wake cost, so that a wait never costs more
+/// than twice the better of the two.
+const WATCH: Duration = Duration::from_micros(20);
+/// Looks at a bell between two at the clock.
+const LOOKS: u32 = 32;
 /// Between two looks at whether the lock's holder lives.
 const LOCK_SLEEP: Duration = Duration::from_millis(20);
 
@@ -79,8 +86,19 @@ impl Shared {
         self.segment.slice(geometry.rows + slot.0 as usize * geometry.rows_stride, geometry.rows_stride / 4)
     }
 
+    /// The queue's own state.
+    pub(super) fn control(&self) -> &Control {
+        self.segment.view(self.facts.geometry.control)
+    }
+
+    /// A slot's shared fields.
+    pub(super) fn slot(&self, slot: SlotIndex) -> &Slot {
+        &self.segment.slice::<Slot>(self.facts.geometry.slots, self.facts.geometry.sizes.capacity as usize)
+            [slot.0 as usize]
+    }
+
     pub(super) fn is_aborted(&self) -> bool {
-        self.ring().control.aborted.load(Ordering::Relaxed) != 0
+        self.control().aborted.load(Ordering::Relaxed) != 0
     }
 
     pub(super) fn is_present(&self, byte: u8) -> bool {
@@ -89,8 +107,8 @@ impl Shared {
 
     /// Takes the lock, waiting at most [`LOCK_PATIENCE`].
     pub(super) fn lock(&self, me: Holder) -> Result<Locked<'_, Shared>, WaitError> {
-        let started = Instant::now();
-        self.ring().lock(me, self, |holder| match started.elapsed() {
+        let started = OnceCell::new();
+        self.ring().lock(me, self, |holder| match started.get_or_init(Instant::now).elapsed() {
             after if after < LOCK_PATIENCE => Ok(()),
             after => Err(WaitError::Timeout { what: self.lock_held_by(holder), after }),
         })
@@ -153,11 +171,22 @@ impl Peers for Shared {
     }
 }
 
-/// Whose bell a participant sleeps on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WaitsFor {
-    Slot,
-    Batch,
+/// Waits until the bell's word is no longer `seen`, in the way that was said beforehand; how to wait next.
+fn wait_for_bell(bell: &Bell, seen: u32, waits: Waits, bound: Duration) -> Waits {
+    if waits == Waits::Asleep {
+        futex_wait(&bell.word, seen, bound);
+        return Waits::Awake;
+    }
+    let started = Instant::now();
+    while started.elapsed() < WATCH {
+        for _ in 0..LOOKS {
+            if bell.word.load(Ordering::Relaxed) != seen {
+                return Waits::Awake;
+            }
+            spin_loop();
+        }
+    }
+    Waits::Asleep
 }
 
 /// One participant's place, from taking it until the last lease and handle of it are dropped.
@@ -203,23 +232,24 @@ impl Place {
     /// Asks again and again, under the lock, until there is an answer, patience ends or the run is aborted.
     pub(super) fn wait_for<T>(
         &self,
-        what: WaitsFor,
+        group: Group,
         patience: &Patience,
-        ask: impl Fn(&Locked<'_, Shared>) -> Asked<T>,
+        ask: impl Fn(&Locked<'_, Shared>, u64) -> Asked<T>,
     ) -> Result<Option<T>, WaitError> {
-        let outcome = self.wait_until_answered(what, patience, ask);
+        let outcome = self.wait_until_answered(group, patience, ask);
         self.record().waits_for.store(0, Ordering::Relaxed);
         outcome
     }
 
     fn wait_until_answered<T>(
         &self,
-        what: WaitsFor,
+        group: Group,
         patience: &Patience,
-        ask: impl Fn(&Locked<'_, Shared>) -> Asked<T>,
+        ask: impl Fn(&Locked<'_, Shared>, u64) -> Asked<T>,
     ) -> Result<Option<T>, WaitError> {
         let wait = Wait::new(patience);
-        let bell = self.bell(what);
+        let bell = group.bell(self.shared.control());
+        let mut waits = Waits::Awake;
         loop {
             // BELL: Acquire, paired with the Release of `ring::raise`: what is raised later ends the sleep below.
             let seen = bell.word.load(Ordering::Acquire);
@@ -234,7 +264,11 @@ impl Place {
                     self.note_wait(Blocked::LOCK_CODE);
                     wait.sleep(|| self.shared.lock_held_by(holder)).map(|_| ())
                 })?;
-                ask(&locked)
+                let asked = ask(&locked, now());
+                if let Asked::Blocked(_) = asked {
+                    locked.wait_on(group, waits);
+                }
+                asked
             };
             match asked {
                 Asked::Got(hold) => return Ok(Some(hold)),
@@ -242,17 +276,9 @@ impl Place {
                 Asked::Blocked(blocked) => {
                     self.note_wait(blocked.code());
                     let bound = wait.sleep(|| self.describe(blocked))?;
-                    futex_wait(&bell.word, seen, bound);
+                    waits = wait_for_bell(bell, seen, waits, bound);
                 }
             }
-        }
-    }
-
-    fn bell(&self, what: WaitsFor) -> &Bell {
-        let control = self.shared.ring().control;
-        match what {
-            WaitsFor::Slot => &control.space,
-            WaitsFor::Batch => &control.ready,
         }
     }
 

@@ -1,11 +1,13 @@
 //! A target's side: claim a batch with a slot, fill the slot, publish it.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase};
-use super::place::{Place, WaitsFor, now};
+use super::place::{Place, now};
 use super::ring::Hold;
+use super::ring::bell::Group;
 use super::rows::Rows;
 use crate::ids::{BatchId, SlotIndex};
 use crate::sync::Ordering;
@@ -24,10 +26,9 @@ impl Producer {
     /// # Errors
     /// [`WaitError`].
     pub fn claim(&self, patience: &Patience) -> Result<Option<WriteLease>, WaitError> {
-        let asked = now();
-        let hold = self.place.wait_for(WaitsFor::Slot, patience, |locked| {
-            let now = now();
-            locked.claim(now.saturating_sub(asked), now)
+        let first_asked = OnceCell::new();
+        let hold = self.place.wait_for(Group::Space, patience, |locked, now| {
+            locked.claim(now.saturating_sub(*first_asked.get_or_init(|| now)), now)
         })?;
         Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, checksum: None, settled: false }))
     }
@@ -86,7 +87,7 @@ impl WriteLease {
         }
         rows.check(sizes.batch_tokens, sizes.max_documents)?;
         let (header_len, checksum) = rows.store(self.hold.batch, shared.rows(self.hold.slot))?;
-        let slot = &shared.ring().slots[self.hold.slot.0 as usize];
+        let slot = shared.slot(self.hold.slot);
         slot.header_len.store(header_len, Ordering::Relaxed);
         slot.checksum.store(checksum, Ordering::Relaxed);
         // Targets come first among holders, from code 1.

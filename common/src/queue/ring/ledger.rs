@@ -95,7 +95,7 @@ impl<'a> Ledger<'a> {
     }
 
     fn add(self, state: BatchState, delta: i64) {
-        let count = &self.control.ledger_counts[state.kind()];
+        let count = &self.control.lock.ledger_counts[state.kind()];
         count.store(count.load(Ordering::Relaxed).wrapping_add_signed(delta), Ordering::Relaxed);
     }
 
@@ -116,7 +116,7 @@ impl<'a> Ledger<'a> {
 
     /// Batches in the states Pending, Claimed, Ready, Held, Trained.
     pub(crate) fn counts(self) -> [u64; 5] {
-        self.control.ledger_counts.each_ref().map(|count| count.load(Ordering::Relaxed))
+        self.control.lock.ledger_counts.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
     pub(crate) fn ids(self) -> impl Iterator<Item = BatchId> {
@@ -135,7 +135,7 @@ impl<'a> Ledger<'a> {
     pub(crate) fn recount(self) {
         let mut counts = [0u64; 5];
         self.ids().for_each(|batch| counts[self.get(batch).kind()] += 1);
-        for (shared, count) in self.control.ledger_counts.iter().zip(counts) {
+        for (shared, count) in self.control.lock.ledger_counts.iter().zip(counts) {
             shared.store(count, Ordering::Relaxed);
         }
         self.control.pending_floor.store(0, Ordering::Relaxed);

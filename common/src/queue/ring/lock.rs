@@ -78,13 +78,15 @@ pub(crate) fn acquire<E>(
 ) -> Result<Taken, E> {
     let mut mine = me.lock_word();
     loop {
+        // The first try does not look before: that would fetch the word's cache line twice.
+        let mut free = true;
         for _ in 0..SPINS {
-            let free = word.load(Ordering::Relaxed) == 0;
             // LOCK: Acquire, paired with the Release of `release`.
             if free && word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Ok(Taken::Clean);
             }
             spin_loop();
+            free = word.load(Ordering::Relaxed) == 0;
         }
         let seen = word.load(Ordering::Relaxed);
         let Some(holder) = Holder::of_lock_word(seen) else { continue };

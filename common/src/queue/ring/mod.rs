@@ -7,6 +7,7 @@
 //! launcher takes back what the dead one owned.
 
 pub(crate) mod audit;
+pub(crate) mod bell;
 pub(crate) mod layout;
 pub(crate) mod ledger;
 pub(crate) mod lock;
@@ -21,7 +22,7 @@ pub(crate) mod word;
 
 use crate::ids::{BatchId, SlotIndex};
 use crate::sync::{AtomicU64, Ordering, fence};
-use layout::{Bell, Bucket, Control, Event, Participant, Slot, Tally};
+use layout::{Bucket, Control, Event, Participant, Slot, Tally};
 use ledger::{BatchState, Ledger};
 use lock::{Holder, Peers, Taken};
 use policy::{Gate, Rules};
@@ -135,7 +136,7 @@ impl<'a> Ring<'a> {
         fence(Ordering::Release);
         let locked = Locked::new(self, me, peers);
         if taken == Taken::Stolen {
-            add(&line.steals, 1);
+            add(&self.control.steals, 1);
             locked.repair();
             self.note(Deed::Steal, me.code, About::default(), peers.now());
         }
@@ -156,7 +157,7 @@ impl<'a> Ring<'a> {
         BatchId(self.slots[slot.0 as usize].batch.load(Ordering::Relaxed))
     }
 
-    fn in_state(&self, state: SlotState) -> impl Iterator<Item = SlotIndex> {
+    fn in_state(&self, state: SlotState) -> impl Iterator<Item = SlotIndex> + Clone {
         let ring = *self;
         (0..self.slots.len() as u32).map(SlotIndex).filter(move |slot| ring.word(*slot).state == state)
     }
@@ -176,12 +177,6 @@ impl<'a> Ring<'a> {
     pub(crate) fn gate(&self) -> Gate {
         Gate::of(self.ledger.counts(), &self.rules, self.control.latched.load(Ordering::Relaxed) != 0)
     }
-}
-
-/// Makes every sleeper that has not yet slept look again.
-pub(crate) fn raise(bell: &Bell) {
-    // BELL: Release, paired with the Acquire load before a wait's attempt.
-    bell.word.fetch_add(1, Ordering::Release);
 }
 
 fn add(counter: &AtomicU64, count: u64) {

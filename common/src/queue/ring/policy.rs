@@ -55,10 +55,10 @@ pub(super) fn choose(ring: &Ring<'_>, now: u64) -> Option<SlotIndex> {
     if ring.rules.strict {
         return next_in_order(ring);
     }
-    let candidates: Vec<Candidate> = ring.in_state(SlotState::Ready).map(|slot| candidate(ring, slot)).collect();
+    let candidates = ring.in_state(SlotState::Ready).map(|slot| candidate(ring, slot));
     let drawn = draw(ring.control.lottery.load(Ordering::Relaxed));
     ring.control.lottery.store(drawn, Ordering::Relaxed);
-    choose_mixed(&candidates, now, ring.rules.max_age_ns, drawn)
+    choose_mixed(candidates, now, ring.rules.max_age_ns, drawn)
 }
 
 fn candidate(ring: &Ring<'_>, slot: SlotIndex) -> Candidate {
@@ -97,13 +97,19 @@ pub(super) fn share(capacity: usize, targets: u32) -> usize {
 
 /// The one that waited longer than `max_age_ns`, if any; else the oldest of a bucket drawn by its share of what is
 /// ready.
-fn choose_mixed(candidates: &[Candidate], now: u64, max_age_ns: u64, drawn: u64) -> Option<SlotIndex> {
-    let oldest = candidates.iter().min_by_key(|candidate| candidate.since_ns)?;
+fn choose_mixed(
+    candidates: impl Iterator<Item = Candidate> + Clone,
+    now: u64,
+    max_age_ns: u64,
+    drawn: u64,
+) -> Option<SlotIndex> {
+    let oldest = candidates.clone().min_by_key(|candidate| candidate.since_ns)?;
     if now.saturating_sub(oldest.since_ns) > max_age_ns {
         return Some(oldest.slot);
     }
-    let bucket = candidates[(drawn % candidates.len() as u64) as usize].bucket;
-    let of_bucket = candidates.iter().filter(|candidate| candidate.bucket == bucket);
+    let winner = drawn % candidates.clone().count() as u64;
+    let bucket = candidates.clone().nth(winner as usize)?.bucket;
+    let of_bucket = candidates.filter(|candidate| candidate.bucket == bucket);
     of_bucket.min_by_key(|candidate| candidate.ticket).map(|candidate| candidate.slot)
 }
 
@@ -142,7 +148,7 @@ mod tests {
         let mut picks = [0u32; 4];
         for _ in 0..4000 {
             lottery = draw(lottery);
-            picks[choose_mixed(&candidates, 60, 1000, lottery).unwrap().0 as usize] += 1;
+            picks[choose_mixed(candidates.iter().copied(), 60, 1000, lottery).unwrap().0 as usize] += 1;
         }
         assert_eq!((picks[0], picks[2]), (0, 0), "not the oldest of their bucket");
         assert!((850..1150).contains(&picks[3]), "a quarter of the READY slots: {picks:?}");
@@ -153,8 +159,10 @@ mod tests {
         let mut candidates = vec![ready(0, 1, 3, 10)];
         candidates.extend((1..100).map(|slot| ready(slot, 0, u64::from(slot) + 3, 900)));
         for lottery in 1..200 {
-            assert_eq!(choose_mixed(&candidates, 1000, 500, lottery), Some(SlotIndex(0)));
+            assert_eq!(choose_mixed(candidates.iter().copied(), 1000, 500, lottery), Some(SlotIndex(0)));
         }
-        assert!((1..200).any(|lottery| choose_mixed(&candidates, 1000, 5000, lottery) != Some(SlotIndex(0))));
+        assert!(
+            (1..200).any(|lottery| choose_mixed(candidates.iter().copied(), 1000, 5000, lottery) != Some(SlotIndex(0)))
+        );
     }
 }

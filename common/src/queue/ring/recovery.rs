@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::bell::{Group, Waits};
 use super::ledger::BatchState;
 use super::lock::{Holder, Peers};
 use super::statistics::{About, Deed};
@@ -48,6 +49,14 @@ impl<P: Peers> Locked<'_, P> {
         }
         ledger.recount();
         self.settle_gate();
+        self.wake_everybody();
+    }
+
+    /// Also those that the dead one should have woken: it may have raised a bell and then not come to it.
+    fn wake_everybody(&self) {
+        for group in Group::ALL {
+            self.wait_on(group, Waits::Asleep);
+        }
         self.ring_ready.set(true);
         self.ring_space.set(true);
     }
@@ -72,8 +81,7 @@ impl<P: Peers> Locked<'_, P> {
         }
         ring.note(Deed::Reclaim, code, About::default(), now);
         add(&ring.control.reclaimed, reclaimed.unfinished + reclaimed.returned);
-        self.ring_ready.set(true);
-        self.ring_space.set(true);
+        self.wake_everybody();
         reclaimed
     }
 
@@ -133,8 +141,7 @@ impl<P: Peers> Locked<'_, P> {
             }
         }
         ring.note(Deed::Rewind, self.me.code, About::default(), now);
-        self.ring_ready.set(true);
-        self.ring_space.set(true);
+        self.wake_everybody();
     }
 }
 

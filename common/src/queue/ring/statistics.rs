@@ -80,18 +80,18 @@ pub(super) struct About {
 
 impl Ring<'_> {
     pub(super) fn note(&self, deed: Deed, code: u8, about: About, now: u64) {
-        let number = self.control.next_event.load(Ordering::Relaxed);
+        let number = self.control.lock.next_event.load(Ordering::Relaxed);
         let Some(event) = place(self.events, number) else { return };
         event.at_ns.store(now, Ordering::Relaxed);
         let slot = about.slot.map_or(u32::MAX, |slot| slot.0);
         event.what.store((deed as u64) << 48 | u64::from(code) << 32 | u64::from(slot), Ordering::Relaxed);
         event.batch.store(about.batch.map_or(NONE, |batch| batch.0), Ordering::Relaxed);
-        self.control.next_event.store(number + 1, Ordering::Relaxed);
+        self.control.lock.next_event.store(number + 1, Ordering::Relaxed);
     }
 
     /// The last events that are still there, oldest first.
     pub(crate) fn happened(&self) -> Vec<Happened> {
-        let next = self.control.next_event.load(Ordering::Relaxed);
+        let next = self.control.lock.next_event.load(Ordering::Relaxed);
         let first = next.saturating_sub(self.events.len() as u64);
         (first..next).filter_map(|number| read(number, place(self.events, number)?)).collect()
     }

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 
+use super::bell::{Group, Waits, raise};
 use super::layout::{HISTOGRAM_BINS, Participant, Tally};
 use super::ledger::BatchState;
 use super::lock::{self, Holder, Peers};
 use super::policy::{self, Gate};
 use super::statistics::{self, About, Deed};
 use super::word::{SlotState, Word};
-use super::{Asked, Blocked, Hold, Lost, Ring, add, raise};
+use super::{Asked, Blocked, Hold, Lost, Ring, add};
 use crate::ids::{BatchId, SlotIndex, Step};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -31,8 +32,7 @@ impl<'a, P: Peers> Locked<'a, P> {
     pub(crate) fn claim(&self, waited: u64, now: u64) -> Asked {
         let ledger = self.ring.ledger;
         let Some(batch) = ledger.lowest_pending() else {
-            let trained = ledger.counts()[BatchState::Trained(Step(0)).kind()];
-            return if trained == ledger.len() { Asked::Finished } else { Asked::Blocked(Blocked::NothingPending) };
+            return if self.all_trained() { Asked::Finished } else { Asked::Blocked(Blocked::NothingPending) };
         };
         if let Some(blocked) = self.beyond_its_share() {
             return Asked::Blocked(blocked);
@@ -55,14 +55,17 @@ impl<'a, P: Peers> Locked<'a, P> {
     /// One target cannot fill every slot while another waits for one.
     fn beyond_its_share(&self) -> Option<Blocked> {
         let ring = &self.ring;
-        let mine = |slot: &SlotIndex| Holder::code_of(ring.word(*slot).owner) == self.me.code;
-        let writing = ring.in_state(SlotState::Writing).filter(mine).count();
-        let share = policy::share(ring.slots.len(), ring.rules.targets);
         let targets = ring.participants.iter().take(ring.rules.targets as usize);
         let waits = |(code, record): (u8, &Participant)| {
             code != self.me.code && record.waits_for.load(Ordering::Relaxed) == Blocked::SLOT_CODE
         };
-        (writing >= share && (1..).zip(targets).any(waits)).then_some(Blocked::Share { writing, share })
+        if !(1..).zip(targets).any(waits) {
+            return None;
+        }
+        let mine = |slot: &SlotIndex| Holder::code_of(ring.word(*slot).owner) == self.me.code;
+        let writing = ring.in_state(SlotState::Writing).filter(mine).count();
+        let share = policy::share(ring.slots.len(), ring.rules.targets);
+        (writing >= share).then_some(Blocked::Share { writing, share })
     }
 
     /// WRITING to READY.
@@ -85,8 +88,10 @@ impl<'a, P: Peers> Locked<'a, P> {
         self.note_depth(bucket);
         self.note(Deed::Publish, hold, now);
         self.ring_ready.set(true);
-        // Under `strict` a target may wait for a READY slot that it can evict.
-        self.ring_space.set(true);
+        if self.ring.rules.strict {
+            // A target may wait for a READY slot that it can evict.
+            self.ring_space.set(true);
+        }
         Ok(())
     }
 
@@ -209,7 +214,10 @@ impl<'a, P: Peers> Locked<'a, P> {
             ledger.set(*batch, BatchState::Trained(step));
             self.ring.note(Deed::Trained, self.me.code, About { slot: None, batch: Some(*batch) }, now);
         }
-        self.ring_space.set(true);
+        if self.all_trained() {
+            // Targets that wait for that may go.
+            self.ring_space.set(true);
+        }
         Ok(())
     }
 
@@ -244,6 +252,10 @@ impl<'a, P: Peers> Locked<'a, P> {
         self.ring_space.set(true);
     }
 
+    fn all_trained(&self) -> bool {
+        self.ring.ledger.counts()[BatchState::Trained(Step(0)).kind()] == self.ring.ledger.len()
+    }
+
     pub(super) fn is_trained(&self, batch: BatchId) -> bool {
         matches!(self.ring.ledger.get(batch), BatchState::Trained(_))
     }
@@ -265,9 +277,12 @@ impl<'a, P: Peers> Locked<'a, P> {
     }
 
     fn note_depth(&self, bucket: u32) {
-        let depth = self.ring.depth(bucket);
         let high_water = &self.ring.buckets[bucket as usize].high_water;
-        high_water.store(high_water.load(Ordering::Relaxed).max(depth), Ordering::Relaxed);
+        let most = high_water.load(Ordering::Relaxed);
+        // A bucket is no deeper than all of them together.
+        if self.ring.ledger.counts()[BatchState::Ready.kind()] > u64::from(most) {
+            high_water.store(most.max(self.ring.depth(bucket)), Ordering::Relaxed);
+        }
     }
 
     fn note(&self, deed: Deed, hold: Hold, now: u64) {
@@ -278,6 +293,11 @@ impl<'a, P: Peers> Locked<'a, P> {
         if let Some(tally) = self.ring.tallies.get(self.bucket(hold.slot) as usize) {
             statistics::count(bins(tally), nanoseconds);
         }
+    }
+
+    /// Says that this participant waits on the group's bell from here on.
+    pub(crate) fn wait_on(&self, group: Group, waits: Waits) {
+        group.wait(self.ring.control, waits);
     }
 
     /// Under `latch` the gate, once open, stays so until nothing is ready.
@@ -294,16 +314,20 @@ impl<P: Peers> Drop for Locked<'_, P> {
     fn drop(&mut self) {
         self.settle_gate();
         let control = self.ring.control;
-        let bells = [(&control.ready, self.ring_ready.get()), (&control.space, self.ring_space.get())];
-        for (bell, _) in bells.iter().filter(|(_, rung)| *rung) {
-            raise(bell);
-        }
+        let rung = [(Group::Ready, self.ring_ready.get()), (Group::Space, self.ring_space.get())];
+        let waiting = rung.map(|(group, rung)| rung.then(|| group.take_waits(control)).flatten());
         let sequence = control.lock.sequence.load(Ordering::Relaxed);
         // SEQUENCE: even again, after every change; paired with the Acquire load of the snapshot.
         control.lock.sequence.store(sequence.wrapping_add(1), Ordering::Release);
         lock::release(&control.lock.word, self.me, self.peers);
-        for (bell, _) in bells.iter().filter(|(_, rung)| *rung) {
-            self.peers.wake_all(&bell.word);
+        for (group, waits) in Group::ALL.into_iter().zip(waiting) {
+            let bell = group.bell(control);
+            if waits.is_some() {
+                raise(bell);
+            }
+            if waits == Some(Waits::Asleep) {
+                self.peers.wake_all(&bell.word);
+            }
         }
     }
 }

@@ -73,7 +73,7 @@ impl Snapshot {
             participants,
             lock: LockView {
                 held_by: held_by.map(|holder| facts.name_of(holder.code)),
-                steals: ring.control.lock.steals.load(Ordering::Relaxed),
+                steals: ring.control.steals.load(Ordering::Relaxed),
             },
             reclaimed: ring.control.reclaimed.load(Ordering::Relaxed),
         }

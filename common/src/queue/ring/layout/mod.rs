@@ -119,51 +119,54 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// The lock's line: spun on by those who want it, written by its holder.
-    LockLine, align 128 {
+    /// The lock, and what nearly every step changes: one cache line, so that all of it comes over with the lock.
+    LockLine, align 64 {
         /// 0, or waiters bit 31 | epoch 23 bits | holder code 8 bits. Compare-exchange only.
         word: AtomicU32,
+        /// Who waits on the bells, and how: [`super::bell`]'s bits.
+        waits: AtomicU32,
         /// Odd while somebody holds the lock; written by the holder. Readers without the lock retry on it.
         sequence: AtomicU64,
-        /// How often a dead holder's lock was taken over.
-        steals: AtomicU64,
+        /// The next event's number.
+        next_event: AtomicU64,
+        /// Ledger words in each state, by [`super::ledger::BatchState::kind`]. Derived.
+        ledger_counts: [AtomicU64; 5],
     }
 }
 
 shared_struct! {
-    /// A word that a group of processes sleeps on; raised by whoever changes what they wait for.
+    /// What a group of processes waits on; raised by whoever changes what they wait for.
     Bell, align 128 {
-        /// The futex.
+        /// The futex: another number after each change that somebody waited for.
         word: AtomicU32,
     }
 }
 
 shared_struct! {
     /// The queue's own state. Written under the lock unless said otherwise. What is not a slot word or a ledger word
-    /// is derived from those and made anew by [`super::Locked::repair`].
+    /// is derived from those and made anew by [`super::Locked::repair`]. What targets change at each step lies apart
+    /// from what drafters change, and both from what is only read.
     Control, align 128 {
         /// The lock.
         lock: LockLine,
-        /// Drafters sleep here.
-        ready: Bell,
-        /// Targets sleep here.
-        space: Bell,
         /// 1 once the launcher gave the run up. Written by the launcher, without the lock.
         aborted: AtomicU32,
-        /// The next number in publication order.
-        next_ticket: AtomicU64,
-        /// State of the bucket lottery.
-        lottery: AtomicU64,
-        /// Ledger words in each state, by [`super::ledger::BatchState::kind`]. Derived.
-        ledger_counts: [AtomicU64; 5],
-        /// No batch id below this one is PENDING. Derived.
-        pending_floor: AtomicU64,
+        /// How often a dead holder's lock was taken over.
+        steals: AtomicU64,
         /// Slots taken back from dead participants.
         reclaimed: AtomicU64,
-        /// The next event's number.
-        next_event: AtomicU64,
+        /// Drafters wait here.
+        ready: Bell,
+        /// State of the bucket lottery.
+        lottery: AtomicU64,
         /// Under `latch`: 1 from the gate's opening until nothing is READY.
         latched: AtomicU32,
+        /// Targets wait here.
+        space: Bell,
+        /// The next number in publication order.
+        next_ticket: AtomicU64,
+        /// No batch id below this one is PENDING. Derived.
+        pending_floor: AtomicU64,
     }
 }
 

@@ -272,7 +272,7 @@ impl Walk<'_> {
                     let stale = [BatchState::Claimed(code), BatchState::Ready][batch.0 as usize % 2];
                     ledger.set(batch, stale);
                 }
-                self.memory.control.ledger_counts[0].store(99, Ordering::Relaxed);
+                self.memory.control.lock.ledger_counts[0].store(99, Ordering::Relaxed);
                 self.world.dead.borrow_mut().insert(code);
                 self.bury(code);
                 self.world.dead.borrow_mut().clear();
