@@ -1,5 +1,6 @@
 //! The queue between two processes: batches of 64 KiB, written by one and summed by the other, with every step that a
-//! run takes (claim, publish, pop, release, trained). Prints JSON lines; `docs/benchmarks.md` has the rivals' figures.
+//! run takes (claim, publish, pop, rows, release, trained). Prints JSON lines; `scripts/bench-queue.sh` runs it in turn
+//! with its rivals, which handle payload, pace and warm-up in the same way.
 #![expect(unsafe_code, reason = "payloads are raw bytes in shared memory")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark for the terminal")]
 
@@ -9,15 +10,17 @@ use std::time::{Duration, Instant};
 
 use common::config::{GateMode, PopPolicy};
 use common::ids::{Rank, SlotIndex, Step};
-use common::queue::{Queue, QueueSpec, Rows, arena_name, queue_name};
+use common::queue::{Consumer, Queue, QueueSpec, Rows, arena_name, queue_name};
 use common::shm::Segment;
 use common::shutdown::Shutdown;
 use common::wait::Patience;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 
 const PAYLOAD: usize = 64 << 10;
 const CAPACITY: u32 = 8;
-const SATURATED: u64 = 40_000;
+const SATURATED: u64 = 20_000;
 const PACED: u64 = 3_000;
 const PACE: Duration = Duration::from_micros(200);
 
@@ -35,6 +38,17 @@ fn main() {
             print("queue/publish_to_pop_p99/64KiB", at(0.99), "us");
         }
     }
+}
+
+/// Items that are passed but not counted, before the others.
+fn warm_up(items: u64) -> u64 {
+    items / 10
+}
+
+/// Each side has a core of its own; without a second one the kernel refuses, and they share.
+fn pin(core: usize) {
+    let mut cores = CpuSet::new();
+    let _ = cores.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &cores));
 }
 
 fn print(name: &str, value: f64, unit: &str) {
@@ -58,11 +72,9 @@ fn payload(arena: &Segment, slot: SlotIndex) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), PAYLOAD) }
 }
 
-/// Consumes what a second process produces: seconds in all, and nanoseconds from each publication to its pop.
-fn measure(mode: &str, batches: u64) -> (f64, Vec<u64>) {
-    let run_id = format!("bench-{}-{mode}", std::process::id());
-    let spec = QueueSpec {
-        run_id: run_id.clone(),
+fn spec(run_id: &str, batches: u64) -> QueueSpec {
+    QueueSpec {
+        run_id: run_id.into(),
         capacity: CAPACITY,
         batch_tokens: 64,
         max_documents: 1,
@@ -76,28 +88,43 @@ fn measure(mode: &str, batches: u64) -> (f64, Vec<u64>) {
         drafters: 1,
         total_batches: batches,
         seed: 1,
-    };
-    let queue = Queue::create(&spec).unwrap();
+    }
+}
+
+/// Consumes what a second process produces: seconds in all, and nanoseconds from each publication to its pop.
+fn measure(mode: &str, items: u64) -> (f64, Vec<u64>) {
+    let run_id = format!("bench-{}-{mode}", std::process::id());
+    let queue = Queue::create(&spec(&run_id, warm_up(items) + items)).unwrap();
     let arena = Segment::create(&arena_name(&run_id), CAPACITY as usize * PAYLOAD).unwrap();
     let consumer = queue.consumer(Rank(0)).unwrap();
     let own = std::env::current_exe().unwrap();
     let mut child = Command::new(own).args(["produce", &run_id, mode]).spawn().unwrap();
-    let mut ages = Vec::with_capacity(batches as usize);
-    let mut started = None;
-    while let Some(lease) = consumer.pop(&patience()).unwrap() {
-        let popped = now();
-        started.get_or_insert_with(Instant::now);
-        let bytes = payload(&arena, lease.slot());
-        ages.push(popped - u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
-        assert_ne!(sum(bytes), 0);
-        let batch = lease.batch_id();
-        lease.release().unwrap();
-        consumer.trained(&[batch], Step(batch.0)).unwrap();
+    pin(0);
+    let patience = patience();
+    for _ in 0..warm_up(items) {
+        consume(&consumer, &arena, &patience).unwrap();
     }
-    let seconds = started.unwrap().elapsed().as_secs_f64();
+    let started = Instant::now();
+    let ages: Vec<u64> = (0..items).map(|_| consume(&consumer, &arena, &patience).unwrap()).collect();
+    let seconds = started.elapsed().as_secs_f64();
+    assert_eq!(consume(&consumer, &arena, &patience), None, "the stream has ended");
     let status: ExitStatus = child.wait().unwrap();
     assert!(status.success());
     (seconds, ages)
+}
+
+/// Takes one item through all its steps; its age at the pop in nanoseconds.
+fn consume(consumer: &Consumer, arena: &Segment, patience: &Patience) -> Option<u64> {
+    let lease = consumer.pop(patience).unwrap()?;
+    let popped = now();
+    let bytes = payload(arena, lease.slot());
+    let age = popped - u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+    assert_ne!(sum(bytes), 0);
+    assert_eq!(lease.rows().unwrap().num_tokens(), 64);
+    let batch = lease.batch_id();
+    lease.release().unwrap();
+    consumer.trained(&[batch], Step(batch.0)).unwrap();
+    Some(age)
 }
 
 /// What stands for using the payload.
@@ -106,13 +133,14 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 fn produce(run_id: &str, is_paced: bool) {
+    pin(1);
     let queue = Queue::attach(&queue_name(run_id)).unwrap();
     let arena = Segment::attach(&arena_name(run_id)).unwrap();
     let producer = queue.producer(Rank(0)).unwrap();
-    let source = vec![7u8; PAYLOAD];
+    let (patience, source) = (patience(), vec![7u8; PAYLOAD]);
     let rows =
         Rows { token_ids: (0..64).collect(), loss_mask: vec![1; 64], document_offsets: vec![0, 64], row_ids: vec![1] };
-    while let Some(lease) = producer.claim(&patience()).unwrap() {
+    while let Some(lease) = producer.claim(&patience).unwrap() {
         let bytes = payload(&arena, lease.slot());
         bytes.copy_from_slice(&source);
         bytes[..8].copy_from_slice(&now().to_ne_bytes());
