@@ -12,7 +12,7 @@ use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
 use model::arena::{HostArena, SlotShape};
 use model::runtime::DeviceError;
-use model::target::Target;
+use model::target::Backbone;
 use tch::{Device, Tensor};
 
 use crate::args::Args;
@@ -51,26 +51,27 @@ enum ServeError {
 }
 
 struct Worker {
-    target: Target,
+    backbone: Backbone,
     taps: Vec<usize>,
     store: TokenStore,
     batches: BatchPlan,
     arena: HostArena,
-    device: Device,
 }
 
 impl Worker {
     fn load(config: &Config, plan: &RunPlan, device: Device) -> Result<Worker, AnyError> {
         let kind = model::runtime::kind(config.model.torch_dtype);
         let folder = &config.model.target_model_path;
-        let target = Target::load(folder, &plan.target, device, kind)
+        let taps = plan.draft.target_layer_ids.clone();
+        let depth = taps.last().map_or(0, |last| last + 1);
+        let backbone = Backbone::load(folder, &plan.target, depth, device, kind)
             .your_input("the folder model.target_model_path must hold the weights that its config.json describes")?;
         let store = plan.token_store.as_deref().ok_or("plan.json names no token store")?;
         let store = TokenStore::reopen(store).your_input(STORE_HINT)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
         let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
-        Ok(Worker { target, taps: plan.draft.target_layer_ids.clone(), store, batches, arena, device })
+        Ok(Worker { backbone, taps, store, batches, arena })
     }
 
     /// Until every batch is trained.
@@ -80,10 +81,8 @@ impl Worker {
             let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
             let rows = gather(&self.store, planned);
             producer.phase(Phase::Forward);
-            let ids: Vec<i64> = rows.token_ids.iter().map(|&id| i64::from(id)).collect();
-            let ids = Tensor::from_slice(&ids).to_device(self.device);
             let mut write = |tap, hidden: &Tensor| self.arena.write_tap(lease.slot(), tap, hidden);
-            self.target.capture(&ids, &rows.document_offsets, &self.taps, &mut write);
+            self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
             producer.phase(Phase::Publish);
             lease.publish(planned.bucket, &rows)?;
         }

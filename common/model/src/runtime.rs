@@ -4,7 +4,8 @@
 
 use common::config::{Device as Wanted, Dtype};
 use common::ids::Rank;
-use tch::{Device, Kind};
+use tch::kind::Element;
+use tch::{Device, Kind, Tensor};
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,17 @@ pub fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::Float32 => Kind::Float,
         Dtype::Bfloat16 => Kind::BFloat16,
+    }
+}
+
+/// Values on `device`. For a GPU they go through page-locked memory, in order with what the GPU has been given to do,
+/// and the caller does not wait.
+pub fn upload<T: Element>(values: &[T], device: Device) -> Tensor {
+    let tensor = Tensor::from_slice(values);
+    match device {
+        Device::Cpu => tensor,
+        // libtorch keeps the page-locked copy until the transfer is done.
+        _ => tensor.internal_pin_memory(device).internal_to_copy((T::KIND, device), true),
     }
 }
 

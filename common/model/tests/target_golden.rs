@@ -73,7 +73,9 @@ impl Golden {
     /// Captures `taps` and gives the largest relative error; every tap comes once, in order.
     fn capture_error(&self, taps: &[usize]) -> f64 {
         let mut errors = Vec::new();
-        self.target.capture(self.ids(), &self.document_offsets, taps, &mut |k, x| {
+        let ids: Vec<i64> = Vec::try_from(self.ids()).unwrap();
+        let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
+        self.target.backbone().capture(&ids, &self.document_offsets, taps, &mut |k, x| {
             assert_eq!(k, errors.len(), "{}: taps come in order", self.name);
             errors.push(relative_error(x, &self.layer(taps[k])));
         });

@@ -57,9 +57,8 @@ fn draft_config(target: &Target, row: &[u32], layer_types: [LayerType; 2]) -> Dr
 }
 
 fn taps(target: &Target, row: &[u32]) -> Tensor {
-    let ids: Vec<i64> = row.iter().map(|token| i64::from(*token)).collect();
     let mut captured = Vec::new();
-    target.capture(&Tensor::from_slice(&ids), &[0, row.len() as u32], &TAPS, &mut |_, x| captured.push(x.copy()));
+    target.backbone().capture(row, &[0, row.len() as u32], &TAPS, &mut |_, x| captured.push(x.copy()));
     Tensor::cat(&captured, 1)
 }
 

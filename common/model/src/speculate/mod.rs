@@ -18,6 +18,10 @@ use session::{DrafterSession, TargetSession};
 pub trait Verify {
     /// Runs tokens behind those it holds, and holds them too.
     fn run(&mut self, tokens: &[u32]) -> Verified;
+    /// The same for a prompt; `next` may then hold the last token's successor alone.
+    fn start(&mut self, prompt: &[u32]) -> Verified {
+        self.run(prompt)
+    }
     /// Forgets all but the first `length` tokens.
     fn keep(&mut self, length: usize);
 }
@@ -86,7 +90,7 @@ pub fn generate(
     prompt: &[u32],
     limits: &Limits,
 ) -> Generation {
-    let Verified { next, mut taps } = verify.run(prompt);
+    let Verified { next, mut taps } = verify.start(prompt);
     let began = Instant::now();
     let mut tokens = vec![*next.last().expect("a prompt has tokens")];
     let mut start = prompt.len();

@@ -5,7 +5,7 @@ use tch::{TchError, Tensor};
 use super::{Propose, Verified, Verify};
 use crate::drafter::Drafter;
 use crate::nn::KvCache;
-use crate::target::{Target, Vocabulary};
+use crate::target::{Step, Target, Vocabulary};
 
 /// A target over one sequence.
 pub(super) struct TargetSession<'a> {
@@ -14,18 +14,29 @@ pub(super) struct TargetSession<'a> {
     cache: KvCache,
 }
 
+/// [`Target::step`] or [`Target::prefill`].
+type Forward = fn(&Target, &Tensor, &mut KvCache, &[usize]) -> Step;
+
 impl<'a> TargetSession<'a> {
     /// `layers` are tapped.
     pub(super) fn new(target: &'a Target, layers: &'a [usize], capacity: usize) -> Result<Self, TchError> {
         Ok(TargetSession { target, layers, cache: target.new_cache(capacity)? })
     }
+
+    fn pass(&mut self, forward: Forward, tokens: &[u32]) -> Verified {
+        let ids = ids(tokens).to_device(self.target.device());
+        let step = tch::no_grad(|| forward(self.target, &ids, &mut self.cache, self.layers));
+        Verified { next: most_likely(&step.logits), taps: step.taps }
+    }
 }
 
 impl Verify for TargetSession<'_> {
     fn run(&mut self, tokens: &[u32]) -> Verified {
-        let ids = ids(tokens).to_device(self.target.device());
-        let step = tch::no_grad(|| self.target.step(&ids, &mut self.cache, self.layers));
-        Verified { next: most_likely(&step.logits), taps: step.taps }
+        self.pass(Target::step, tokens)
+    }
+
+    fn start(&mut self, prompt: &[u32]) -> Verified {
+        self.pass(Target::prefill, prompt)
     }
 
     fn keep(&mut self, length: usize) {

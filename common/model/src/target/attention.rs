@@ -1,34 +1,83 @@
 //! Causal attention of the target: over packed documents, and over a cache. Heads are grouped (nh a multiple of nkv).
+//!
+//! For bfloat16 on a GPU both are one call of the flash kernel, which is named and so depends on no setting of
+//! libtorch's. Elsewhere libtorch's fused attention runs for each document.
 
 use tch::{Device, Kind, Tensor};
 
-/// Positions of packed tokens, i64 `[T]`, from 0 in each document.
-pub(super) fn packed_positions(document_offsets: &[u32]) -> Tensor {
-    let positions: Vec<i64> =
-        document_offsets.windows(2).flat_map(|ends| 0..i64::from(ends[1]) - i64::from(ends[0])).collect();
-    Tensor::from_slice(&positions)
+use super::bricks::Heads;
+use crate::cuda::flash::{Flash, Spans};
+
+/// The flash kernel where it serves tensors of `kind` on `device`.
+pub(super) fn flash(kind: Kind, device: Device, head_dim: usize) -> Option<Flash> {
+    let served = kind == Kind::BFloat16 && device.is_cuda() && head_dim.is_multiple_of(8) && head_dim <= 256;
+    served.then(Flash::find).flatten()
 }
 
-/// Each document over itself: q [nh, T, hd], k and v [nkv, T, hd] to [nh, T, hd].
-pub(super) fn packed(q: &Tensor, k: &Tensor, v: &Tensor, document_offsets: &[u32]) -> Tensor {
-    let documents = document_offsets.windows(2).filter(|ends| ends[0] < ends[1]).map(|ends| {
-        let (start, count) = (i64::from(ends[0]), i64::from(ends[1] - ends[0]));
-        let of = |tensor: &Tensor| tensor.narrow(1, start, count);
-        attend(&of(q), &of(k), &of(v), None, true)
-    });
-    Tensor::cat(&documents.collect::<Vec<_>>(), 1)
+/// Where the documents of a packed batch lie.
+pub(super) enum Documents<'a> {
+    /// For the flash kernel.
+    Spans(Flash, Spans),
+    /// Offsets from 0.
+    Offsets(&'a [u32]),
 }
 
-/// Which of `past + count` keys each of the `count` last tokens sees, [count, past + count]; none where that is all.
-pub(super) fn causal_mask(past: i64, count: i64, device: Device) -> Option<Tensor> {
-    (count > 1).then(|| Tensor::ones([count, past + count], (Kind::Bool, device)).tril(past))
+impl Documents<'_> {
+    /// Each document over itself: to [T, nh, hd].
+    pub(super) fn attend(&self, Heads { q, k, v }: &Heads) -> Tensor {
+        let offsets = match self {
+            Documents::Spans(flash, spans) => return flash.causal([q, k, v], spans, spans),
+            Documents::Offsets(offsets) => offsets,
+        };
+        let documents = offsets.windows(2).filter(|ends| ends[0] < ends[1]).map(|ends| {
+            let (start, count) = (i64::from(ends[0]), i64::from(ends[1] - ends[0]));
+            let [q, k, v] = [q, k, v].map(|tensor| tensor.narrow(0, start, count).transpose(0, 1));
+            attend(&q, &k, &v, None, true).transpose(0, 1)
+        });
+        Tensor::cat(&documents.collect::<Vec<_>>(), 0)
+    }
+}
+
+/// How the `count` last of a sequence's tokens see its `past + count` keys: all but those behind them.
+pub(super) enum Sight {
+    /// For the flash kernel: queries, keys.
+    Spans(Flash, Spans, Spans),
+    /// The tokens are the whole sequence.
+    Causal,
+    /// One token sees all.
+    All,
+    /// [count, past + count].
+    Mask(Tensor),
+}
+
+impl Sight {
+    pub(super) fn new(flash: Option<Flash>, past: i64, count: i64, device: Device) -> Sight {
+        if let Some(flash) = flash {
+            let spans = |length: i64| Spans::upload(&[0, length as i32], device);
+            return Sight::Spans(flash, spans(count), spans(past + count));
+        }
+        match (past, count) {
+            (_, 1) => Sight::All,
+            (0, _) => Sight::Causal,
+            _ => Sight::Mask(Tensor::ones([count, past + count], (Kind::Bool, device)).tril(past)),
+        }
+    }
+
+    /// q [count, nh, hd] over keys and values [nkv, past + count, hd], as a cache holds them: to [count, nh, hd].
+    pub(super) fn attend(&self, q: &Tensor, keys: &Tensor, values: &Tensor) -> Tensor {
+        let (mask, causal) = match self {
+            Sight::Spans(flash, queries, past) => {
+                return flash.causal([q, &keys.transpose(0, 1), &values.transpose(0, 1)], queries, past);
+            }
+            Sight::Causal => (None, true),
+            Sight::All => (None, false),
+            Sight::Mask(mask) => (Some(mask), false),
+        };
+        attend(&q.transpose(0, 1), keys, values, mask, causal).transpose(0, 1)
+    }
 }
 
 /// q [nh, n, hd] over k and v [nkv, m, hd] to [nh, n, hd].
-pub(super) fn masked(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Tensor {
-    attend(q, k, v, mask, false)
-}
-
 fn attend(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, causal: bool) -> Tensor {
     // The fused kernels take a batch axis.
     let [q, k, v] = [q, k, v].map(|tensor| tensor.unsqueeze(0));
@@ -41,16 +90,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_restart_with_each_document() {
-        let positions: Vec<i64> = Vec::try_from(packed_positions(&[0, 3, 3, 5])).unwrap();
-        assert_eq!(positions, [0, 1, 2, 0, 1]);
-    }
-
-    #[test]
     fn new_tokens_see_the_past_and_each_other_backwards() {
-        let mask = causal_mask(2, 2, Device::Cpu).unwrap();
+        let Sight::Mask(mask) = Sight::new(None, 2, 2, Device::Cpu) else {
+            panic!("two tokens behind two need a mask")
+        };
         let seen: Vec<bool> = Vec::try_from(mask.reshape(-1)).unwrap();
         assert_eq!(seen, [true, true, true, false, true, true, true, true]);
-        assert!(causal_mask(2, 1, Device::Cpu).is_none());
+        assert!(matches!(Sight::new(None, 2, 1, Device::Cpu), Sight::All));
     }
 }

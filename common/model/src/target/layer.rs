@@ -1,81 +1,126 @@
 //! One pre-norm decoder layer. Qwen2 adds biases to q, k and v, Qwen3 norms each head of q and k, Llama neither.
+//!
+//! Matrices that take the same input lie behind one another in one tensor and are one product.
 
 use common::model_config::{Architecture, TargetConfig};
-use tch::Tensor;
+use tch::{Device, Kind, TchError, Tensor};
 
-use super::parameters::Parameters;
-use crate::nn::{RopeTables, linear, rms_norm, rotate, swiglu};
+use super::bricks::{Bricks, Heads};
+use crate::nn::{RopeTables, linear};
 
 pub(super) struct DecoderLayer {
+    /// Rows of q, k and v in `qkv`.
+    parts: [i64; 3],
     head_dim: i64,
-    eps: f64,
     input_norm: Tensor,
-    query: Projection,
-    key: Projection,
-    value: Projection,
-    output: Tensor, // [H, nh*hd]
+    qkv: Tensor,                // [nh*hd + 2*nkv*hd, H]
+    qkv_bias: Option<Tensor>,   // [nh*hd + 2*nkv*hd]
+    norms: Option<[Tensor; 2]>, // [hd] over each head of q and of k
+    output: Tensor,             // [H, nh*hd]
     post_attention_norm: Tensor,
-    gate: Tensor, // [I, H]
-    up: Tensor,   // [I, H]
-    down: Tensor, // [H, I]
+    gate_up: Tensor, // [2*I, H]
+    down: Tensor,    // [H, I]
 }
 
-/// Into heads: weight [heads*hd, H], bias `[heads*hd]`, norm `[hd]` over each head.
-struct Projection {
-    weight: Tensor,
-    bias: Option<Tensor>,
-    norm: Option<Tensor>,
+/// What goes from layer to layer, both [T, H].
+pub(super) struct Stream {
+    /// The residual stream.
+    pub(super) x: Tensor,
+    /// The same, normed for the next layer.
+    pub(super) normed: Tensor,
+}
+
+/// What a layer's products are joined by.
+pub(super) struct Between<'a> {
+    pub(super) bricks: &'a Bricks,
+    /// [T, 1, hd].
+    pub(super) tables: &'a RopeTables,
 }
 
 impl DecoderLayer {
-    pub(super) fn new(config: &TargetConfig, layer: usize, parameters: &mut Parameters) -> DecoderLayer {
-        let mut take = |name: &str| parameters.take_of_layer(layer, name);
-        let norms = config.architecture == Architecture::Qwen3;
-        let mut projection = |name: &str, norm: bool| Projection {
-            weight: take(&format!("self_attn.{name}_proj.weight")),
-            bias: config.attention_bias.then(|| take(&format!("self_attn.{name}_proj.bias"))),
-            norm: norm.then(|| take(&format!("self_attn.{name}_norm.weight"))),
-        };
-        DecoderLayer {
-            head_dim: config.head_dim as i64,
-            eps: config.rms_norm_eps,
-            query: projection("q", norms),
-            key: projection("k", norms),
-            value: projection("v", false),
-            input_norm: take("input_layernorm.weight"),
-            output: take("self_attn.o_proj.weight"),
-            post_attention_norm: take("post_attention_layernorm.weight"),
-            gate: take("mlp.gate_proj.weight"),
-            up: take("mlp.up_proj.weight"),
-            down: take("mlp.down_proj.weight"),
-        }
+    /// Memory for a layer; what it holds is undefined.
+    pub(super) fn empty(config: &TargetConfig, kind: Kind, device: Device) -> Result<DecoderLayer, TchError> {
+        let empty = |size: &[i64]| Tensor::f_empty(size, (kind, device));
+        let (hidden, inner, head_dim) =
+            (config.hidden_size as i64, config.intermediate_size as i64, config.head_dim as i64);
+        let [queries, keys] =
+            [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads as i64 * head_dim);
+        let parts = [queries, keys, keys];
+        let rows = parts.iter().sum();
+        Ok(DecoderLayer {
+            parts,
+            head_dim,
+            input_norm: empty(&[hidden])?,
+            qkv: empty(&[rows, hidden])?,
+            qkv_bias: config.attention_bias.then(|| empty(&[rows])).transpose()?,
+            norms: match config.architecture {
+                Architecture::Qwen3 => Some([empty(&[head_dim])?, empty(&[head_dim])?]),
+                Architecture::Llama | Architecture::Qwen2 => None,
+            },
+            output: empty(&[hidden, queries])?,
+            post_attention_norm: empty(&[hidden])?,
+            gate_up: empty(&[2 * inner, hidden])?,
+            down: empty(&[hidden, inner])?,
+        })
     }
 
-    /// x [T, H] to [T, H]. `attend` maps turned queries [nh, T, hd], turned keys and values [nkv, T, hd] to [nh, T, hd].
+    /// Its tensors under the names that Hugging Face folders have for them in layer `layer`.
+    pub(super) fn named(&self, layer: usize) -> Vec<(String, Tensor)> {
+        let whole = |name: &'static str, tensor: &Tensor| (name.to_owned(), tensor.shallow_clone());
+        let mut named = vec![
+            whole("input_layernorm.weight", &self.input_norm),
+            whole("self_attn.o_proj.weight", &self.output),
+            whole("post_attention_layernorm.weight", &self.post_attention_norm),
+            whole("mlp.down_proj.weight", &self.down),
+        ];
+        let gate_up = self.gate_up.chunk(2, 0);
+        named.extend([whole("mlp.gate_proj.weight", &gate_up[0]), whole("mlp.up_proj.weight", &gate_up[1])]);
+        let mut projections = |tensor: &Tensor, what: &str| {
+            let parts = tensor.split_with_sizes(self.parts, 0);
+            named.extend(
+                ["q", "k", "v"].iter().zip(parts).map(|(of, part)| (format!("self_attn.{of}_proj.{what}"), part)),
+            );
+        };
+        projections(&self.qkv, "weight");
+        if let Some(bias) = &self.qkv_bias {
+            projections(bias, "bias");
+        }
+        if let Some([query, key]) = &self.norms {
+            named.extend([whole("self_attn.q_norm.weight", query), whole("self_attn.k_norm.weight", key)]);
+        }
+        named.into_iter().map(|(name, tensor)| (format!("model.layers.{layer}.{name}"), tensor)).collect()
+    }
+
+    /// The norm of its input, `[H]`.
+    pub(super) fn input_norm(&self) -> &Tensor {
+        &self.input_norm
+    }
+
+    /// One layer on. `attend` maps heads to [T, nh, hd]; `next_norm` is the norm of what follows, without one
+    /// the stream's `normed` is its `x`.
     pub(super) fn forward(
         &self,
-        x: &Tensor,
-        tables: &RopeTables,
-        attend: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Tensor,
-    ) -> Tensor {
-        let normed = rms_norm(x, &self.input_norm, self.eps);
-        let query = rotate(&self.heads(&normed, &self.query), tables);
-        let key = rotate(&self.heads(&normed, &self.key), tables);
-        let value = self.heads(&normed, &self.value);
-        let attended = attend(&query, &key, &value).transpose(0, 1).flatten(1, 2);
-        let x = x + linear(&attended, &self.output);
-        let normed = rms_norm(&x, &self.post_attention_norm, self.eps);
-        let inner = swiglu(&linear(&normed, &self.gate), &linear(&normed, &self.up));
-        x + linear(&inner, &self.down)
-    }
-
-    /// [T, H] to [heads, T, hd].
-    fn heads(&self, x: &Tensor, projection: &Projection) -> Tensor {
-        let heads = x.linear(&projection.weight, projection.bias.as_ref()).view([x.size()[0], -1, self.head_dim]);
-        let heads = match &projection.norm {
-            Some(norm) => rms_norm(&heads, norm, self.eps),
-            None => heads,
-        };
-        heads.transpose(0, 1)
+        stream: &Stream,
+        &Between { bricks, tables }: &Between,
+        attend: impl FnOnce(Heads) -> Tensor,
+        next_norm: Option<&Tensor>,
+    ) -> Stream {
+        let qkv = stream.normed.linear(&self.qkv, self.qkv_bias.as_ref());
+        let norms = self.norms.as_ref().map(|[query, key]| [query, key]);
+        let heads = bricks.heads(&qkv.view([qkv.size()[0], -1, self.head_dim]), norms, tables);
+        let attended = linear(&attend(heads).flatten(1, 2), &self.output);
+        let (x, normed) = bricks.add_norm(&stream.x, &attended, &self.post_attention_norm);
+        let inner = bricks.swiglu(&linear(&normed, &self.gate_up));
+        let delta = linear(&inner, &self.down);
+        match next_norm {
+            Some(weight) => {
+                let (x, normed) = bricks.add_norm(&x, &delta, weight);
+                Stream { x, normed }
+            }
+            None => {
+                let x = x + delta;
+                Stream { normed: x.shallow_clone(), x }
+            }
+        }
     }
 }

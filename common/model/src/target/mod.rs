@@ -1,13 +1,14 @@
 //! The frozen target: Llama, Qwen2 or Qwen3, one decoder for all three.
 //!
-//! Two ways through it. [`Target::capture`] runs packed rows and hands out the residual stream behind tapped layers;
+//! Two ways through it. [`Backbone::capture`] runs packed rows and hands out the residual stream behind tapped layers;
 //! it ends with the last of them. [`Target::step`] runs further tokens of one sequence over a cache, to the logits.
 //!
 //! Shape letters: T packed tokens, n new tokens, H hidden size, V vocabulary, K taps, nh and nkv heads, hd head dimension.
 
 mod attention;
+mod backbone;
+mod bricks;
 mod layer;
-mod parameters;
 mod vocabulary;
 
 use std::path::Path;
@@ -15,26 +16,25 @@ use std::path::Path;
 use common::model_config::TargetConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::nn::{KvCache, KvShape, Rotary, rms_norm};
+use crate::nn::{KvCache, KvShape, rms_norm};
 use crate::weights::{self, WeightsError};
-use layer::DecoderLayer;
-use parameters::Parameters;
+use attention::Sight;
+pub use backbone::Backbone;
+use backbone::Input;
+use bricks::Heads;
 pub use vocabulary::Vocabulary;
 
 /// A whole frozen decoder on one device. No tensor of it requires a gradient.
 pub struct Target {
     config: TargetConfig,
-    kind: Kind,
-    device: Device,
     vocabulary: Vocabulary,
-    layers: Vec<DecoderLayer>,
+    backbone: Backbone,
     norm: Tensor, // [H]
-    rotary: Rotary,
 }
 
 /// What [`Target::step`] gives for its n tokens.
 pub struct Step {
-    /// [n, V]: row i scores the token after the i-th.
+    /// [n, V]: row i scores the token after the i-th. [`Target::prefill`] gives the last row alone, [1, V].
     pub logits: Tensor,
     /// [n, K*H]: residual streams behind the tapped layers, side by side in the order asked for.
     pub taps: Tensor,
@@ -46,16 +46,21 @@ impl Target {
     /// # Errors
     /// Weights that cannot be read or do not fit the configuration; no memory.
     pub fn load(folder: &Path, config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, WeightsError> {
-        let shapes = parameters::shapes(config);
-        let mut parameters = Parameters::new(weights::load(folder, &shapes, kind, device)?);
+        let target = Target::empty(config, device, kind).map_err(|source| WeightsError::memory(folder, source))?;
+        let mut named = target.backbone.named();
+        named.extend(target.vocabulary.named_head());
+        named.push(("model.norm.weight".to_owned(), target.norm.shallow_clone()));
+        weights::load_into(folder, &named)?;
+        Ok(target)
+    }
+
+    fn empty(config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, TchError> {
+        let backbone = Backbone::empty(config, config.num_hidden_layers, device, kind)?;
         Ok(Target {
-            vocabulary: Vocabulary::take(config, &mut parameters),
-            layers: (0..config.num_hidden_layers).map(|l| DecoderLayer::new(config, l, &mut parameters)).collect(),
-            norm: parameters.take("model.norm.weight"),
-            rotary: Rotary::new(&config.rope, config.head_dim, device),
             config: config.clone(),
-            kind,
-            device,
+            vocabulary: Vocabulary::over(backbone.embedding().shallow_clone(), config)?,
+            norm: Tensor::f_empty([config.hidden_size as i64], (kind, device))?,
+            backbone,
         })
     }
 
@@ -66,12 +71,12 @@ impl Target {
 
     /// Where its tensors lie.
     pub fn device(&self) -> Device {
-        self.device
+        self.backbone.device()
     }
 
     /// Type of its tensors and of what it gives out.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.backbone.kind()
     }
 
     /// Its input and output tables.
@@ -79,29 +84,9 @@ impl Target {
         &self.vocabulary
     }
 
-    /// Runs packed documents and calls `sink(k, x)` as the k-th of `taps` finishes, x [T, H] being that layer's output
-    /// before the next layer's norm.
-    ///
-    /// ids i64 `[T]`; `document_offsets` start at 0 and end at T: tokens see their own document's past only, and positions
-    /// restart with each. `taps` ascend; layers behind the last are not run.
-    pub fn capture(
-        &self,
-        ids: &Tensor,
-        document_offsets: &[u32],
-        taps: &[usize],
-        sink: &mut dyn FnMut(usize, &Tensor),
-    ) {
-        let tokens = ids.size()[0];
-        assert_eq!(document_offsets.last().map(|end| i64::from(*end)), Some(tokens), "documents must cover the row");
-        let tables = self.rotary.tables(&attention::packed_positions(document_offsets).to_device(self.device));
-        let mut x = self.vocabulary.embed(ids);
-        let depth = taps.last().map_or(0, |last| last + 1);
-        for (l, layer) in self.layers[..depth].iter().enumerate() {
-            x = layer.forward(&x, &tables, |q, k, v| attention::packed(q, k, v, document_offsets));
-            if let Ok(k) = taps.binary_search(&l) {
-                sink(k, &x);
-            }
-        }
+    /// Its embedding and layers.
+    pub fn backbone(&self) -> &Backbone {
+        &self.backbone
     }
 
     /// An empty cache for [`Target::step`] with room for `capacity` tokens; more may come.
@@ -111,27 +96,42 @@ impl Target {
     pub fn new_cache(&self, capacity: usize) -> Result<KvCache, TchError> {
         let config = &self.config;
         let (layers, heads) = (config.num_hidden_layers, config.num_key_value_heads);
-        KvCache::new(KvShape { layers, heads, head_dim: config.head_dim }, capacity, self.kind, self.device)
+        KvCache::new(KvShape { layers, heads, head_dim: config.head_dim }, capacity, self.kind(), self.device())
     }
 
     /// Runs ids i64 `[n]` behind the tokens in `cache`, through all layers, final norm and head, and keeps them in it.
     pub fn step(&self, ids: &Tensor, cache: &mut KvCache, taps: &[usize]) -> Step {
+        let (hidden, taps) = self.hidden(ids, cache, taps);
+        Step { logits: self.logits(&hidden), taps }
+    }
+
+    /// The same for a prompt, of which the last token's scores alone are wanted.
+    pub fn prefill(&self, ids: &Tensor, cache: &mut KvCache, taps: &[usize]) -> Step {
+        let (hidden, taps) = self.hidden(ids, cache, taps);
+        Step { logits: self.logits(&hidden.narrow(0, hidden.size()[0] - 1, 1)), taps }
+    }
+
+    /// Hidden states [n, H] before the final norm, and taps [n, K*H].
+    fn hidden(&self, ids: &Tensor, cache: &mut KvCache, taps: &[usize]) -> (Tensor, Tensor) {
         let (past, count) = (cache.len() as i64, ids.size()[0]);
-        let tables = self.rotary.tables(&Tensor::arange_start(past, past + count, (Kind::Int64, self.device)));
-        let mask = attention::causal_mask(past, count, self.device);
-        let mut x = self.vocabulary.embed(ids);
-        let mut tapped = vec![Tensor::empty([count, 0], (self.kind, self.device))];
-        for (l, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&x, &tables, |q, k, v| {
-                let (keys, values) = cache.append(l, k, v);
-                attention::masked(q, &keys, &values, mask.as_ref())
-            });
-            if taps.contains(&l) {
+        let positions = Tensor::arange_start(past, past + count, (Kind::Int64, self.device()));
+        let sight = Sight::new(self.backbone.flash(), past, count, self.device());
+        let mut tapped = vec![Tensor::empty([count, 0], (self.kind(), self.device()))];
+        let mut attend = |layer, Heads { q, k, v }: Heads| {
+            let (keys, values) = cache.append(layer, &k.transpose(0, 1), &v.transpose(0, 1));
+            sight.attend(&q, &keys, &values)
+        };
+        let input = Input { ids: ids.shallow_clone(), positions };
+        let hidden = self.backbone.run(&input, self.config.num_hidden_layers, &mut attend, &mut |layer, x| {
+            if taps.contains(&layer) {
                 tapped.push(x.shallow_clone());
             }
-        }
+        });
         cache.advance(count as usize);
-        let hidden = rms_norm(&x, &self.norm, self.config.rms_norm_eps);
-        Step { logits: self.vocabulary.logits(&hidden), taps: Tensor::cat(&tapped, 1) }
+        (hidden, Tensor::cat(&tapped, 1))
+    }
+
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        self.vocabulary.logits(&rms_norm(hidden, &self.norm, self.config.rms_norm_eps))
     }
 }

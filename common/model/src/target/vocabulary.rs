@@ -3,16 +3,24 @@
 use std::path::Path;
 
 use common::model_config::TargetConfig;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
-use super::parameters::{self, Parameters};
 use crate::nn::linear;
 use crate::weights::{self, WeightsError};
+
+/// The embedding table's name in Hugging Face folders.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// The frozen tables of a target. V vocabulary, H hidden size.
 pub struct Vocabulary {
     embedding: Tensor, // [V, H]
     head: Tensor,      // [V, H], the embedding's own memory when tied
+}
+
+/// Memory for a table [V, H]; what it holds is undefined.
+pub(super) fn empty_table(config: &TargetConfig, kind: Kind, device: Device) -> Result<Tensor, TchError> {
+    Tensor::f_empty([config.vocab_size as i64, config.hidden_size as i64], (kind, device))
 }
 
 impl Vocabulary {
@@ -21,18 +29,28 @@ impl Vocabulary {
     /// # Errors
     /// Weights that cannot be read or do not fit the configuration; no memory.
     pub fn load(folder: &Path, config: &TargetConfig, device: Device, kind: Kind) -> Result<Vocabulary, WeightsError> {
-        let shapes = parameters::table_shapes(config);
-        let mut parameters = Parameters::new(weights::load(folder, &shapes, kind, device)?);
-        Ok(Vocabulary::take(config, &mut parameters))
+        let vocabulary = empty_table(config, kind, device).and_then(|embedding| Vocabulary::over(embedding, config));
+        let vocabulary = vocabulary.map_err(|source| WeightsError::memory(folder, source))?;
+        let mut named = vocabulary.named_head();
+        named.push((EMBEDDING.to_owned(), vocabulary.embedding.shallow_clone()));
+        weights::load_into(folder, &named)?;
+        Ok(vocabulary)
     }
 
-    pub(super) fn take(config: &TargetConfig, parameters: &mut Parameters) -> Vocabulary {
-        let embedding = parameters.take("model.embed_tokens.weight");
+    /// The tables of which `embedding` is one; what the other holds is undefined.
+    pub(super) fn over(embedding: Tensor, config: &TargetConfig) -> Result<Vocabulary, TchError> {
         let head = match config.tie_word_embeddings {
             true => embedding.shallow_clone(),
-            false => parameters.take("lm_head.weight"),
+            false => empty_table(config, embedding.kind(), embedding.device())?,
         };
-        Vocabulary { embedding, head }
+        Ok(Vocabulary { embedding, head })
+    }
+
+    /// The head under its name in Hugging Face folders. A tied one is the embedding, and a copy of it in the file is passed
+    /// over.
+    pub(super) fn named_head(&self) -> Vec<(String, Tensor)> {
+        let own = self.head.data_ptr() != self.embedding.data_ptr();
+        own.then(|| (HEAD.to_owned(), self.head.shallow_clone())).into_iter().collect()
     }
 
     /// Raw embedding rows: ids i64 [..] to [.., H].

@@ -1,6 +1,6 @@
 //! What can be wrong with a folder of weights.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Each names the file or folder and what is wrong in it.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +57,14 @@ pub enum WeightsError {
         /// Names with found and expected shape.
         wrong: Vec<String>,
     },
+    /// The device has too little memory, mostly.
+    #[error("{folder}: no memory for the weights that config.json describes: {source}")]
+    Memory {
+        /// The folder.
+        folder: PathBuf,
+        /// libtorch's words.
+        source: tch::TchError,
+    },
     /// No memory for it, mostly.
     #[error("{name}: {source}")]
     Tensor {
@@ -65,6 +73,12 @@ pub enum WeightsError {
         /// libtorch's words.
         source: tch::TchError,
     },
+}
+
+impl WeightsError {
+    pub(crate) fn memory(folder: &Path, source: tch::TchError) -> WeightsError {
+        WeightsError::Memory { folder: folder.into(), source }
+    }
 }
 
 /// Names listed in one message at most.

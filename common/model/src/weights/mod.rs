@@ -48,6 +48,23 @@ pub fn load_file(
     read(path, &[TensorFile::open(path)?], expected, (kind, device))
 }
 
+/// Reads each named tensor of `folder` into the memory given for it, in that memory's type.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_into(folder: &Path, memory: &[(String, Tensor)]) -> Result<(), WeightsError> {
+    let files = open(folder)?;
+    let expected: Vec<_> = memory.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
+    let memory: HashMap<&str, &Tensor> = memory.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let mut buffer = Vec::new();
+    for (file, name) in locate(folder, &files, &expected)? {
+        let tensor = files[file].read(name, &mut buffer)?;
+        let copied = memory[name].shallow_clone().f_copy_(&tensor);
+        copied.map_err(|source| WeightsError::Tensor { name: name.to_owned(), source })?;
+    }
+    Ok(())
+}
+
 fn read(
     place: &Path,
     files: &[TensorFile],

@@ -1,0 +1,188 @@
+//! A target's embedding and its first layers: all that a capture runs.
+
+use std::path::Path;
+
+use common::model_config::TargetConfig;
+use tch::{Device, Kind, TchError, Tensor};
+
+use super::attention::{self, Documents};
+use super::bricks::{Bricks, Heads};
+use super::layer::{Between, DecoderLayer, Stream};
+use super::vocabulary::{self, EMBEDDING};
+use crate::cuda::flash::{Flash, Spans};
+use crate::nn::Rotary;
+use crate::runtime;
+use crate::weights::{self, WeightsError};
+
+/// The frozen embedding and first layers of a decoder on one device.
+pub struct Backbone {
+    embedding: Tensor, // [V, H]
+    layers: Vec<DecoderLayer>,
+    rotary: Rotary,
+    bricks: Bricks,
+    flash: Option<Flash>,
+    kind: Kind,
+    device: Device,
+}
+
+/// Tokens of a pass, both integers `[T]` on the backbone's device.
+pub(super) struct Input {
+    pub(super) ids: Tensor,
+    pub(super) positions: Tensor,
+}
+
+impl Backbone {
+    /// Loads the embedding and the first `depth` layers out of a Hugging Face folder whose `config.json` gave `config`.
+    ///
+    /// # Errors
+    /// Weights that cannot be read or do not fit the configuration; no memory.
+    pub fn load(
+        folder: &Path,
+        config: &TargetConfig,
+        depth: usize,
+        device: Device,
+        kind: Kind,
+    ) -> Result<Backbone, WeightsError> {
+        let backbone =
+            Backbone::empty(config, depth, device, kind).map_err(|source| WeightsError::memory(folder, source))?;
+        weights::load_into(folder, &backbone.named())?;
+        Ok(backbone)
+    }
+
+    /// The same with random weights, deviation 0.02 and norms of one, for tests and benchmarks.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn random(config: &TargetConfig, depth: usize, device: Device, kind: Kind) -> Result<Backbone, TchError> {
+        let backbone = Backbone::empty(config, depth, device, kind)?;
+        for (name, mut tensor) in backbone.named() {
+            let _ = match name.ends_with("norm.weight") {
+                true => tensor.f_fill_(1.0)?,
+                false => tensor.f_normal_(0.0, 0.02)?,
+            };
+        }
+        Ok(backbone)
+    }
+
+    /// Memory for its tensors; what they hold is undefined.
+    pub(super) fn empty(config: &TargetConfig, depth: usize, device: Device, kind: Kind) -> Result<Backbone, TchError> {
+        assert!(depth <= config.num_hidden_layers, "{depth} layers of {}", config.num_hidden_layers);
+        Ok(Backbone {
+            embedding: vocabulary::empty_table(config, kind, device)?,
+            layers: (0..depth).map(|_| DecoderLayer::empty(config, kind, device)).collect::<Result<_, TchError>>()?,
+            rotary: Rotary::new(&config.rope, config.head_dim, device),
+            bricks: Bricks::new(config, kind, device),
+            flash: attention::flash(kind, device, config.head_dim),
+            kind,
+            device,
+        })
+    }
+
+    /// Its tensors under their names in Hugging Face folders.
+    pub(super) fn named(&self) -> Vec<(String, Tensor)> {
+        let layers = self.layers.iter().enumerate().flat_map(|(index, layer)| layer.named(index));
+        [(EMBEDDING.to_owned(), self.embedding.shallow_clone())].into_iter().chain(layers).collect()
+    }
+
+    /// The embedding table, [V, H].
+    pub(super) fn embedding(&self) -> &Tensor {
+        &self.embedding
+    }
+
+    /// Where its tensors lie.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Type of its tensors and of what it gives out.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn flash(&self) -> Option<Flash> {
+        self.flash
+    }
+
+    /// Gives up fused kernels and the flash kernel: the oracle that they are held against.
+    #[must_use]
+    pub fn with_plain_operations(self, config: &TargetConfig) -> Backbone {
+        Backbone { bricks: Bricks::plain(config), flash: None, ..self }
+    }
+
+    /// Runs packed documents and calls `sink(k, x)` as the k-th of `taps` is launched, x [T, H] being that layer's output
+    /// before the next layer's norm.
+    ///
+    /// `document_offsets` start at 0 and end at T: tokens see their own document's past only, and positions restart with
+    /// each. `taps` ascend; layers behind the last are not run. Does not wait for the device.
+    pub fn capture(
+        &self,
+        token_ids: &[u32],
+        document_offsets: &[u32],
+        taps: &[usize],
+        sink: &mut dyn FnMut(usize, &Tensor),
+    ) {
+        let tokens = token_ids.len() as i64;
+        assert_eq!(document_offsets.last().map(|end| i64::from(*end)), Some(tokens), "documents must cover the row");
+        let batch = runtime::upload(&packed_input(token_ids, document_offsets), self.device);
+        let documents = match self.flash {
+            None => Documents::Offsets(document_offsets),
+            Some(flash) => {
+                let offsets = batch.narrow(0, 2 * tokens, document_offsets.len() as i64);
+                Documents::Spans(flash, Spans { offsets, longest: i64::from(longest(document_offsets)) })
+            }
+        };
+        let depth = taps.last().map_or(0, |last| last + 1);
+        let input = Input { ids: batch.narrow(0, 0, tokens), positions: batch.narrow(0, tokens, tokens) };
+        let mut attend = |_, heads: Heads| documents.attend(&heads);
+        let mut tapped = |layer, x: &Tensor| {
+            if let Ok(k) = taps.binary_search(&layer) {
+                sink(k, x);
+            }
+        };
+        let _ = self.run(&input, depth, &mut attend, &mut tapped);
+    }
+
+    /// Runs the first `depth` layers and gives what leaves the last, [T, H]. `attend(l, heads)` gives layer l's attention
+    /// [T, nh, hd], `sink(l, x)` gets its output.
+    pub(super) fn run(
+        &self,
+        input: &Input,
+        depth: usize,
+        attend: &mut dyn FnMut(usize, Heads) -> Tensor,
+        sink: &mut dyn FnMut(usize, &Tensor),
+    ) -> Tensor {
+        let x = Tensor::embedding(&self.embedding, &input.ids, -1, false, false);
+        let tables = self.rotary.tables(&input.positions.unsqueeze(1));
+        let between = Between { bricks: &self.bricks, tables: &tables };
+        let layers = &self.layers[..depth];
+        let Some(first) = layers.first() else { return x };
+        let mut stream = Stream { normed: self.bricks.norm(&x, first.input_norm()), x };
+        for (l, layer) in layers.iter().enumerate() {
+            let next_norm = layers.get(l + 1).map(DecoderLayer::input_norm);
+            stream = layer.forward(&stream, &between, |heads| attend(l, heads), next_norm);
+            sink(l, &stream.x);
+        }
+        stream.x
+    }
+}
+
+/// Token ids, positions from 0 in each document, and document offsets behind one another: one transfer for all.
+fn packed_input(token_ids: &[u32], document_offsets: &[u32]) -> Vec<i32> {
+    let positions = document_offsets.windows(2).flat_map(|ends| 0..ends[1].saturating_sub(ends[0]));
+    let all = token_ids.iter().copied().chain(positions).chain(document_offsets.iter().copied());
+    all.map(|number| i32::try_from(number).expect("ids and offsets of a batch are below 2^31")).collect()
+}
+
+fn longest(document_offsets: &[u32]) -> u32 {
+    document_offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_restart_with_each_document() {
+        assert_eq!(packed_input(&[7, 8, 9, 5, 6], &[0, 3, 3, 5]), [7, 8, 9, 5, 6, 0, 1, 2, 0, 1, 0, 3, 3, 5]);
+    }
+}

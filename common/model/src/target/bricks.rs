@@ -1,0 +1,88 @@
+//! What a layer does between its products: plain operations anywhere, fused kernels for bfloat16 on a GPU.
+
+use common::model_config::{Architecture, TargetConfig};
+use tch::{Device, Kind, Tensor};
+
+use crate::cuda::fused::{Fused, LayerShape, Turn};
+use crate::nn::{RopeTables, rms_norm, rotate, swiglu};
+
+pub(super) struct Bricks {
+    eps: f64,
+    heads: [i64; 3], // nh, nkv, nkv
+    fused: Option<Fused>,
+}
+
+/// Queries [T, nh, hd], keys and values [T, nkv, hd].
+pub(super) struct Heads {
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+}
+
+impl Bricks {
+    pub(super) fn plain(config: &TargetConfig) -> Bricks {
+        let (queries, keys) = (config.num_attention_heads as i64, config.num_key_value_heads as i64);
+        Bricks { eps: config.rms_norm_eps, heads: [queries, keys, keys], fused: None }
+    }
+
+    /// The fastest for tensors of `kind` on `device`.
+    pub(super) fn new(config: &TargetConfig, kind: Kind, device: Device) -> Bricks {
+        let mut bricks = Bricks::plain(config);
+        if let (Kind::BFloat16, Device::Cuda(ordinal)) = (kind, device) {
+            match Fused::load(layer_shape(config), ordinal) {
+                Ok(fused) => bricks.fused = Some(fused),
+                Err(error) => tracing::warn!("no fused kernels, plain operations run instead: {error}"),
+            }
+        }
+        bricks
+    }
+
+    /// `x + delta` and its norm: all [T, H], weight `[H]`.
+    pub(super) fn add_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor) -> (Tensor, Tensor) {
+        if let Some(fused) = &self.fused {
+            return fused.add_norm(x, delta, weight);
+        }
+        let sum = x + delta;
+        let normed = self.norm(&sum, weight);
+        (sum, normed)
+    }
+
+    pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        rms_norm(x, weight, self.eps)
+    }
+
+    /// Heads out of qkv [T, nh + 2 nkv, hd], q and k normed by `norms` and turned by tables [T, 1, hd]. May use qkv's memory.
+    pub(super) fn heads(&self, qkv: &Tensor, norms: Option<[&Tensor; 2]>, tables: &RopeTables) -> Heads {
+        let split =
+            || <[Tensor; 3]>::try_from(qkv.split_with_sizes(self.heads, 1)).expect("three parts were asked for");
+        if let Some(fused) = &self.fused {
+            fused.turn_heads(qkv, &Turn { cos: &tables.cos, sin: &tables.sin, norms });
+            let [q, k, v] = split();
+            return Heads { q, k, v };
+        }
+        let [q, k, v] = split();
+        let norm = |x: &Tensor, index: usize| norms.map_or_else(|| x.shallow_clone(), |of| self.norm(x, of[index]));
+        Heads { q: rotate(&norm(&q, 0), tables), k: rotate(&norm(&k, 1), tables), v }
+    }
+
+    /// gate_up [T, 2 I] to [T, I].
+    pub(super) fn swiglu(&self, gate_up: &Tensor) -> Tensor {
+        if let Some(fused) = &self.fused {
+            return fused.swiglu(gate_up);
+        }
+        let halves = gate_up.chunk(2, 1);
+        swiglu(&halves[0], &halves[1])
+    }
+}
+
+fn layer_shape(config: &TargetConfig) -> LayerShape {
+    LayerShape {
+        hidden: config.hidden_size,
+        inner: config.intermediate_size,
+        head_dim: config.head_dim,
+        query_heads: config.num_attention_heads,
+        key_heads: config.num_key_value_heads,
+        head_norms: config.architecture == Architecture::Qwen3,
+        eps: config.rms_norm_eps,
+    }
+}
