@@ -1,11 +1,13 @@
-//! What a worker tells about itself: a phase in words and a few numbers, in its own record. Nobody decides by them.
+//! What a worker tells about itself: phases in words and a few numbers, in its own record. Nobody decides by them.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use super::ring::Blocked;
 
 macro_rules! shared_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $number:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[repr(u32)]
         pub enum $name {
@@ -20,7 +22,7 @@ macro_rules! shared_enum {
 }
 
 shared_enum! {
-    /// What a worker is doing. What it waits for is noted by the queue itself.
+    /// What a worker is doing; the time of each is counted. Its waits at the queue are noted by the queue itself.
     Phase {
         /// The process has just taken its place.
         Starting = 0,
@@ -56,6 +58,36 @@ shared_enum! {
         Snapshot = 15,
         /// Has loaded all that it needs.
         Ready = 16,
+        /// Waits for its own second thread.
+        Await = 17,
+        /// Waits for the device to finish what it was given.
+        Device = 18,
+        /// Waits for a free slot.
+        WaitSlot = 19,
+        /// Waits for the gate.
+        WaitGate = 20,
+        /// Waits for the next batch in order.
+        WaitOrder = 21,
+        /// Waits for enough batches for one step.
+        WaitGroup = 22,
+        /// Waits for the drafters to finish.
+        WaitDrafters = 23,
+        /// Waits for others to get their share of the slots.
+        WaitShare = 24,
+        /// Waits for the lock, whose holder does not run.
+        WaitLock = 25,
+    }
+}
+
+shared_enum! {
+    /// Whose time is counted: each has phases of its own.
+    Track {
+        /// The worker's main thread.
+        Main = 0,
+        /// The thread that hands slots over, or fetches batches, while the main thread computes.
+        Side = 1,
+        /// The device, as its own clock has it. Counts only: nobody knows what it does now.
+        Device = 2,
     }
 }
 
@@ -87,17 +119,46 @@ impl Phase {
     pub(super) fn from_number(number: u32) -> Phase {
         Phase::ALL.get(number as usize).copied().unwrap_or(Phase::Starting)
     }
+
+    /// The wait behind a number in [`super::ring::layout::Participant::waits_for`].
+    pub(super) fn waiting(code: u32) -> Phase {
+        Phase::from_number(Phase::Device as u32 + code.min(Blocked::LOCK_CODE))
+    }
+
+    /// Whether nothing is done in it but waiting for others.
+    pub fn is_wait(self) -> bool {
+        self >= Phase::Await && self != Phase::Device
+    }
+
+    /// Its name, as JSON has it.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::ring::layout::NUM_GAUGES;
+    use crate::queue::ring::layout::{NUM_GAUGES, NUM_PHASES, NUM_TRACKS};
 
     #[test]
     fn numbers_are_places() {
         assert!(Phase::ALL.iter().all(|phase| Phase::from_number(*phase as u32) == *phase));
         assert_eq!(Gauge::ALL.len(), NUM_GAUGES);
         assert!(Gauge::ALL.iter().enumerate().all(|(place, gauge)| *gauge as usize == place));
+        assert!(Phase::ALL.len() <= NUM_PHASES);
+        assert_eq!(Track::ALL.len(), NUM_TRACKS);
+    }
+
+    #[test]
+    fn every_wait_has_its_phase() {
+        assert_eq!(Phase::waiting(Blocked::NoFreeSlot.code()), Phase::WaitSlot);
+        assert_eq!(Phase::waiting(Blocked::Gate { ready: 0, needed: 1 }.code()), Phase::WaitGate);
+        assert_eq!(Phase::waiting(Blocked::NothingPending.code()), Phase::WaitDrafters);
+        assert_eq!(Phase::waiting(Blocked::Share { writing: 1, share: 1 }.code()), Phase::WaitShare);
+        assert_eq!(Phase::waiting(Blocked::LOCK_CODE), Phase::WaitLock);
+        assert!(Phase::WaitSlot.is_wait() && Phase::Await.is_wait());
+        assert!(!Phase::Device.is_wait() && !Phase::Forward.is_wait());
+        assert_eq!(Phase::WaitSlot.name(), "wait_slot");
     }
 }

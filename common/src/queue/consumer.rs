@@ -1,13 +1,15 @@
 //! A drafter's side: pop a batch, copy it, release the slot, and say when it is trained.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::LeaseError;
-use super::activity::{Gauge, Phase};
+use super::activity::{Gauge, Phase, Track};
 use super::place::{Place, now};
 use super::ring::Hold;
 use super::ring::bell::Group;
 use super::rows::{Rows, RowsError};
+use super::timed::Timed;
 use crate::ids::{BatchId, Rank, SlotIndex, Step};
 use crate::sync::Ordering;
 use crate::wait::{Patience, WaitError};
@@ -16,6 +18,8 @@ use crate::wait::{Patience, WaitError};
 #[derive(Clone)]
 pub struct Consumer {
     pub(super) place: Arc<Place>,
+    /// Whose time its phases are.
+    pub(super) track: Track,
 }
 
 impl Consumer {
@@ -46,7 +50,8 @@ impl Consumer {
         if count == 0 || count > capacity {
             return Err(LeaseError::Group { asked: count, capacity });
         }
-        let holds = self.place.wait_for(Group::Ready, patience, |locked, now| locked.pop_group(count, now))?;
+        let holds =
+            self.place.wait_for((self.track, Group::Ready), patience, |locked, now| locked.pop_group(count, now))?;
         Ok(holds.unwrap_or_default().into_iter().map(|hold| self.lease(hold)).collect())
     }
 
@@ -55,7 +60,7 @@ impl Consumer {
     }
 
     fn take(&self, want: Option<BatchId>, patience: &Patience) -> Result<Option<ReadLease>, WaitError> {
-        let hold = self.place.wait_for(Group::Ready, patience, |locked, now| locked.pop(want, now))?;
+        let hold = self.place.wait_for((self.track, Group::Ready), patience, |locked, now| locked.pop(want, now))?;
         Ok(hold.map(|hold| self.lease(hold)))
     }
 
@@ -72,9 +77,32 @@ impl Consumer {
         self.place.set_gauge(gauge, value);
     }
 
-    /// Shows what the drafter is doing.
+    /// Says what the drafter does from here on; the time until now goes to the phase before. One thread's business: a
+    /// second one takes [`Consumer::side`].
     pub fn phase(&self, phase: Phase) {
-        self.place.set_phase(phase);
+        self.place.set_phase(self.track, phase);
+    }
+
+    /// As [`Consumer::phase`], until the guard is dropped: then the phase before goes on.
+    pub fn time(&self, phase: Phase) -> Timed<'_> {
+        Timed::new(&self.place, self.track, phase)
+    }
+
+    /// The same place, for the worker's second thread: its phases and waits are counted apart.
+    #[must_use]
+    pub fn side(&self) -> Consumer {
+        self.place.times(Track::Side).start(now());
+        Consumer { place: Arc::clone(&self.place), track: Track::Side }
+    }
+
+    /// Counts what the device spent in a phase, as its own clock says. For the main thread.
+    pub fn device(&self, phase: Phase, time: Duration) {
+        self.place.times(Track::Device).add(phase as u32, time.as_nanos() as u64);
+    }
+
+    /// Says what the phases from here on are about: the number of a step or of a batch.
+    pub fn about(&self, number: u64) {
+        self.place.times(self.track).about(number);
     }
 }
 

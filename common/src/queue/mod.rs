@@ -27,12 +27,14 @@ mod ring;
 mod rows;
 mod snapshot;
 mod spec;
+mod timed;
+mod track;
 
 use std::sync::Arc;
 
 use thiserror::Error;
 
-pub use activity::{Gauge, Phase};
+pub use activity::{Gauge, Phase, Track};
 pub use consumer::{Consumer, ReadLease};
 pub use header::HeaderError;
 pub use owner::{CreateError, QueueOwner, ReclaimError};
@@ -41,10 +43,11 @@ pub use producer::{Producer, WriteLease};
 pub use ring::Reclaimed;
 pub use rows::{Rows, RowsError};
 pub use snapshot::{
-    BatchCounts, BucketView, CheckView, Details, EventView, GateView, Histogram, LockView, ParticipantView, SlotCounts,
-    SlotView, Snapshot,
+    BatchCounts, BucketView, CheckView, Details, EventView, GateView, Histogram, LockView, ParticipantView, PhaseView,
+    Profile, SlotCounts, SlotView, Snapshot, SpanView, Spans,
 };
 pub use spec::{QueueSpec, SpecError, arena_name, queue_name, reduce_name, snapshots_name};
+pub use timed::Timed;
 
 use crate::ids::{BatchId, Rank, Role};
 use crate::shm::{Presence, Segment, ShmError};
@@ -150,7 +153,7 @@ impl Queue {
     /// # Errors
     /// [`AttachError::NoSuchRank`], [`AttachError::Taken`].
     pub fn producer(&self, rank: Rank) -> Result<Producer, AttachError> {
-        Ok(Producer { place: self.place(Role::Target, rank)? })
+        Ok(Producer { place: self.place(Role::Target, rank)?, track: Track::Main })
     }
 
     /// Takes a drafter's place.
@@ -158,7 +161,7 @@ impl Queue {
     /// # Errors
     /// [`AttachError::NoSuchRank`], [`AttachError::Taken`].
     pub fn consumer(&self, rank: Rank) -> Result<Consumer, AttachError> {
-        Ok(Consumer { place: self.place(Role::Drafter, rank)? })
+        Ok(Consumer { place: self.place(Role::Drafter, rank)?, track: Track::Main })
     }
 
     fn place(&self, role: Role, rank: Rank) -> Result<Arc<Place>, AttachError> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::activity::{Gauge, Phase};
+use super::activity::{Gauge, Phase, Track};
 use super::header::{self, Facts, HeaderError};
 use super::ring::bell::{Group, Waits};
 use super::ring::layout::{Bell, Bucket, Control, Event, NUM_EVENTS, Participant, Slot, Tally};
@@ -15,6 +15,7 @@ use super::ring::ledger::{BatchState, Ledger};
 use super::ring::lock::{Holder, Peers};
 use super::ring::word::SlotState;
 use super::ring::{Asked, Blocked, Locked, Ring};
+use super::timed::process_started;
 use crate::ids::{Rank, Role, SlotIndex};
 use crate::shm::{CREATOR_BYTE, Mapped, Presence, Segment, futex_wait, futex_wake, is_held};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_loop};
@@ -203,8 +204,11 @@ impl Place {
         let epoch = record.epoch.fetch_add(1, Ordering::Relaxed) + 1;
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.waits_for.store(0, Ordering::Relaxed);
+        record.phase.store(Phase::Starting as u32, Ordering::Relaxed);
+        let started = process_started();
+        record.phase_since_ns.store(started, Ordering::Relaxed);
         let place = Place { shared: Arc::clone(&shared), holder: Holder { code, epoch }, _presence: presence };
-        place.set_phase(Phase::Starting);
+        place.times(Track::Main).start(started);
         place
     }
 
@@ -214,11 +218,6 @@ impl Place {
 
     pub(super) fn lock(&self) -> Result<Locked<'_, Shared>, WaitError> {
         self.shared.lock(self.holder)
-    }
-
-    pub(super) fn set_phase(&self, phase: Phase) {
-        self.record().phase.store(phase as u32, Ordering::Relaxed);
-        self.record().phase_since_ns.store(now(), Ordering::Relaxed);
     }
 
     pub(super) fn set_gauge(&self, gauge: Gauge, value: f64) {
@@ -232,18 +231,22 @@ impl Place {
     /// Asks again and again, under the lock, until there is an answer, patience ends or the run is aborted.
     pub(super) fn wait_for<T>(
         &self,
-        group: Group,
+        (track, group): (Track, Group),
         patience: &Patience,
         ask: impl Fn(&Locked<'_, Shared>, u64) -> Asked<T>,
     ) -> Result<Option<T>, WaitError> {
-        let outcome = self.wait_until_answered(group, patience, ask);
-        self.record().waits_for.store(0, Ordering::Relaxed);
+        let before = self.times(track).present();
+        let outcome = self.wait_until_answered((track, group), patience, ask);
+        if self.record().waits_for.load(Ordering::Relaxed) != 0 {
+            self.record().waits_for.store(0, Ordering::Relaxed);
+            self.times(track).resume(before, now());
+        }
         outcome
     }
 
     fn wait_until_answered<T>(
         &self,
-        group: Group,
+        (track, group): (Track, Group),
         patience: &Patience,
         ask: impl Fn(&Locked<'_, Shared>, u64) -> Asked<T>,
     ) -> Result<Option<T>, WaitError> {
@@ -261,7 +264,7 @@ impl Place {
             }
             let asked = {
                 let locked = self.shared.ring().lock(self.holder, &*self.shared, |holder| {
-                    self.note_wait(Blocked::LOCK_CODE);
+                    self.note_wait(track, Blocked::LOCK_CODE);
                     wait.sleep(|| self.shared.lock_held_by(holder)).map(|_| ())
                 })?;
                 let asked = ask(&locked, now());
@@ -274,7 +277,7 @@ impl Place {
                 Asked::Got(hold) => return Ok(Some(hold)),
                 Asked::Finished => return Ok(None),
                 Asked::Blocked(blocked) => {
-                    self.note_wait(blocked.code());
+                    self.note_wait(track, blocked.code());
                     let bound = wait.sleep(|| self.describe(blocked))?;
                     waits = wait_for_bell(bell, seen, waits, bound);
                 }
@@ -282,10 +285,12 @@ impl Place {
         }
     }
 
-    fn note_wait(&self, code: u32) {
+    fn note_wait(&self, track: Track, code: u32) {
         let record = self.record();
         if record.waits_for.load(Ordering::Relaxed) != code {
-            record.waits_since_ns.store(now(), Ordering::Relaxed);
+            let now = now();
+            self.times(track).enter(Phase::waiting(code) as u32, now);
+            record.waits_since_ns.store(now, Ordering::Relaxed);
             record.waits_for.store(code, Ordering::Relaxed);
         }
     }

@@ -2,13 +2,15 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::LeaseError;
-use super::activity::{Gauge, Phase};
+use super::activity::{Gauge, Phase, Track};
 use super::place::{Place, now};
 use super::ring::Hold;
 use super::ring::bell::Group;
 use super::rows::Rows;
+use super::timed::Timed;
 use crate::ids::{BatchId, SlotIndex};
 use crate::sync::Ordering;
 use crate::wait::{Patience, WaitError};
@@ -17,6 +19,8 @@ use crate::wait::{Patience, WaitError};
 #[derive(Clone)]
 pub struct Producer {
     pub(super) place: Arc<Place>,
+    /// Whose time its phases are.
+    pub(super) track: Track,
 }
 
 impl Producer {
@@ -27,9 +31,10 @@ impl Producer {
     /// [`WaitError`].
     pub fn claim(&self, patience: &Patience) -> Result<Option<WriteLease>, WaitError> {
         let first_asked = OnceCell::new();
-        let hold = self.place.wait_for(Group::Space, patience, |locked, now| {
+        let hold = self.place.wait_for((self.track, Group::Space), patience, |locked, now| {
             locked.claim(now.saturating_sub(*first_asked.get_or_init(|| now)), now)
         })?;
+        hold.iter().for_each(|hold| self.about(hold.batch.0));
         Ok(hold.map(|hold| WriteLease { place: Arc::clone(&self.place), hold, checksum: None, settled: false }))
     }
 
@@ -38,9 +43,32 @@ impl Producer {
         self.place.set_gauge(gauge, value);
     }
 
-    /// Shows what the target is doing.
+    /// Says what the target does from here on; the time until now goes to the phase before. One thread's business: a
+    /// second one takes [`Producer::side`].
     pub fn phase(&self, phase: Phase) {
-        self.place.set_phase(phase);
+        self.place.set_phase(self.track, phase);
+    }
+
+    /// As [`Producer::phase`], until the guard is dropped: then the phase before goes on.
+    pub fn time(&self, phase: Phase) -> Timed<'_> {
+        Timed::new(&self.place, self.track, phase)
+    }
+
+    /// The same place, for the worker's second thread: its phases and waits are counted apart.
+    #[must_use]
+    pub fn side(&self) -> Producer {
+        self.place.times(Track::Side).start(now());
+        Producer { place: Arc::clone(&self.place), track: Track::Side }
+    }
+
+    /// Counts what the device spent in a phase, as its own clock says. For the main thread.
+    pub fn device(&self, phase: Phase, time: Duration) {
+        self.place.times(Track::Device).add(phase as u32, time.as_nanos() as u64);
+    }
+
+    /// Says what the phases from here on are about: the number of a step or of a batch.
+    pub fn about(&self, number: u64) {
+        self.place.times(self.track).about(number);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the queue looks like, read without the lock and without writing a byte; of a living run or a dead one.
 
 mod details;
+mod profile;
 mod view;
 
 use std::fs;
@@ -18,6 +19,7 @@ use crate::queue::ring::{Blocked, Ring};
 use crate::shm::{CREATOR_BYTE, Mapped, ReadOnly};
 use crate::sync::{Ordering, fence};
 pub use details::{CheckView, Details, EventView, SlotView};
+pub use profile::{PhaseView, Profile, SpanView, Spans};
 pub use view::{BatchCounts, BucketView, GateView, Histogram, LockView, ParticipantView, SlotCounts, Snapshot};
 
 /// Reads are repeated this often before the snapshot is called inconsistent.
@@ -49,6 +51,12 @@ impl Snapshot {
         let collect = || Snapshot::collect(memory, name, facts, &present);
         let (mut snapshot, consistent) = consistently(&ring(memory, facts), collect);
         snapshot.consistent = consistent;
+        let now = now();
+        for worker in &mut snapshot.participants {
+            let code = facts.code(worker.role, worker.rank).expect("it has a record");
+            worker.profile = profile::profile(memory, facts, (code, worker.alive), now);
+        }
+        snapshot.at_ns = now;
         snapshot
     }
 
@@ -62,6 +70,7 @@ impl Snapshot {
             name: name.to_owned(),
             run_id: facts.run_id.clone(),
             consistent: false,
+            at_ns: 0,
             launcher_pid: facts.creator_pid,
             launcher_alive: present.launcher,
             aborted: ring.control.aborted.load(Ordering::Relaxed) != 0,
@@ -122,9 +131,9 @@ fn buckets(ring: &Ring<'_>) -> Vec<BucketView> {
         consumed: bucket.consumed.load(Ordering::Relaxed),
         redelivered: bucket.redelivered.load(Ordering::Relaxed),
         dropped: bucket.dropped.load(Ordering::Relaxed),
-        waited: Histogram::of(&ring.tallies[number].waited),
-        aged: Histogram::of(&ring.tallies[number].aged),
-        held: Histogram::of(&ring.tallies[number].held),
+        waited: Histogram::of_shared(&ring.tallies[number].waited),
+        aged: Histogram::of_shared(&ring.tallies[number].aged),
+        held: Histogram::of_shared(&ring.tallies[number].held),
     };
     ring.buckets.iter().enumerate().map(view).collect()
 }
@@ -149,6 +158,7 @@ fn participant(code: u8, record: &Participant, facts: &Facts, alive: bool) -> Op
         waits_s: waits_for.map_or(0.0, |_| since(record.waits_since_ns.load(Ordering::Relaxed))),
         batches: record.batches.load(Ordering::Relaxed),
         gauges: Gauge::ALL.iter().map(gauge).collect(),
+        profile: Profile::new(),
     })
 }
 

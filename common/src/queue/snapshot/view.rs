@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::profile::Profile;
 use crate::ids::{Rank, Role};
 use crate::queue::activity::{Gauge, Phase};
 use crate::sync::{AtomicU64, Ordering};
@@ -17,6 +18,8 @@ pub struct Snapshot {
     pub run_id: String,
     /// False if the queue changed during every attempt to read it, or its lock's holder died: numbers may not add up.
     pub consistent: bool,
+    /// When it was taken, on the monotonic clock, in nanoseconds.
+    pub at_ns: u64,
     /// Process id of the launcher.
     pub launcher_pid: u32,
     /// Whether the launcher lives.
@@ -117,8 +120,12 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    pub(super) fn of(bins: &[AtomicU64]) -> Histogram {
-        let mut bins: Vec<u64> = bins.iter().map(|bin| bin.load(Ordering::Relaxed)).collect();
+    pub(super) fn of_shared(bins: &[AtomicU64]) -> Histogram {
+        Histogram::of(&bins.iter().map(|bin| bin.load(Ordering::Relaxed)).collect::<Vec<_>>())
+    }
+
+    pub(super) fn of(bins: &[u64]) -> Histogram {
+        let mut bins = bins.to_vec();
         bins.truncate(bins.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
         Histogram { bins }
     }
@@ -171,6 +178,8 @@ pub struct ParticipantView {
     pub batches: u64,
     /// Its numbers.
     pub gauges: BTreeMap<Gauge, f64>,
+    /// Where its time went.
+    pub profile: Profile,
 }
 
 /// The lock.

@@ -1,6 +1,9 @@
 //! Where the parts of a control segment start: plain arithmetic over its sizes.
 
-use super::{Bucket, Control, Event, Header, NUM_EVENTS, Participant, ROWS_HEADER_BYTES, Slot, Tally};
+use super::{
+    Bucket, Control, Event, Header, NUM_EVENTS, NUM_SPANS, NUM_TRACKS, Participant, ROWS_HEADER_BYTES, Slot, Span,
+    Tally, TrackRecord,
+};
 
 /// The sizes a segment is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,10 @@ pub(crate) struct Geometry {
     pub(crate) sizes: Sizes,
     pub(crate) control: usize,
     pub(crate) participants: usize,
+    /// [`NUM_TRACKS`] for each participant.
+    pub(crate) tracks: usize,
+    /// [`NUM_SPANS`] for each track.
+    pub(crate) spans: usize,
     pub(crate) buckets: usize,
     pub(crate) tallies: usize,
     pub(crate) events: usize,
@@ -49,6 +56,8 @@ impl Geometry {
         cursor.take(1, size_of::<Header>());
         let control = cursor.take(1, size_of::<Control>());
         let participants = cursor.take(sizes.participants as usize, size_of::<Participant>());
+        let tracks = cursor.take(sizes.participants as usize, NUM_TRACKS * size_of::<TrackRecord>());
+        let spans = cursor.take(sizes.participants as usize, NUM_TRACKS * NUM_SPANS * size_of::<Span>());
         let buckets = cursor.take(sizes.buckets as usize, size_of::<Bucket>());
         let tallies = cursor.take(sizes.buckets as usize, size_of::<Tally>());
         let events = cursor.take(NUM_EVENTS, size_of::<Event>());
@@ -61,6 +70,8 @@ impl Geometry {
             sizes,
             control,
             participants,
+            tracks,
+            spans,
             buckets,
             tallies,
             events,
@@ -110,6 +121,8 @@ mod tests {
                 (0, size_of::<Header>()),
                 (made.control, size_of::<Control>()),
                 (made.participants, sizes.participants as usize * size_of::<Participant>()),
+                (made.tracks, sizes.participants as usize * NUM_TRACKS * size_of::<TrackRecord>()),
+                (made.spans, sizes.participants as usize * NUM_TRACKS * NUM_SPANS * size_of::<Span>()),
                 (made.buckets, sizes.buckets as usize * size_of::<Bucket>()),
                 (made.tallies, sizes.buckets as usize * size_of::<Tally>()),
                 (made.events, NUM_EVENTS * size_of::<Event>()),

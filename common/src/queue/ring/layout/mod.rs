@@ -24,6 +24,12 @@ pub(crate) const NUM_GAUGES: usize = 9;
 pub(crate) const RUN_ID_BYTES: usize = 64;
 /// Bins of a histogram; the last one takes everything from 2^30 microseconds (18 minutes) on.
 pub(crate) const HISTOGRAM_BINS: usize = 32;
+/// Phases that a track counts at most.
+pub(crate) const NUM_PHASES: usize = 32;
+/// Tracks of a participant: [`crate::queue::Track`].
+pub(crate) const NUM_TRACKS: usize = 3;
+/// Spans kept of each track.
+pub(crate) const NUM_SPANS: usize = 1024;
 /// Events kept.
 pub(crate) const NUM_EVENTS: usize = 1024;
 /// Bytes of a slot's host part that hold the encoded header of its rows.
@@ -193,6 +199,50 @@ shared_struct! {
 }
 
 shared_struct! {
+    /// What a track spent in one phase. Written by the track's thread.
+    Visits, align 64 {
+        /// How often the phase was entered and left.
+        count: AtomicU64,
+        /// Time in it.
+        total_ns: AtomicU64,
+        /// The longest visit.
+        max_ns: AtomicU64,
+        /// Visits over log2 of microseconds.
+        bins: [AtomicU64; HISTOGRAM_BINS],
+    }
+}
+
+shared_struct! {
+    /// One thread of a participant, by phase. One writer: that thread.
+    TrackRecord, align 128 {
+        /// Odd while its writer changes it: readers retry on it. 0 if the track was never used.
+        sequence: AtomicU64,
+        /// The present phase, or that there is none.
+        phase: AtomicU32,
+        /// Since when, on the monotonic clock.
+        since_ns: AtomicU64,
+        /// What it works on: a step or a batch.
+        about: AtomicU64,
+        /// The next span's number.
+        next_span: AtomicU64,
+        /// By [`crate::queue::Phase`].
+        visits: [Visits; NUM_PHASES],
+    }
+}
+
+shared_struct! {
+    /// A stretch of time that a track spent in one phase. Written by the track's thread.
+    Span, align 32 {
+        /// Its start, on the monotonic clock.
+        from_ns: AtomicU64,
+        /// Its end.
+        to_ns: AtomicU64,
+        /// Phase 8 bits | what it was about 56 bits.
+        what: AtomicU64,
+    }
+}
+
+shared_struct! {
     /// One length bucket. Written under the lock.
     Bucket, align 128 {
         /// Rows of its batches have this many tokens at most.
@@ -263,11 +313,17 @@ shared_struct! {
     }
 }
 
+const PROFILE_HASH: u64 = TrackRecord::LAYOUT_HASH ^ Visits::LAYOUT_HASH ^ Span::LAYOUT_HASH;
+
 /// One number for all of the above.
 pub(crate) const LAYOUT_HASH: u64 = {
     let parts = [Header::LAYOUT_HASH, Control::LAYOUT_HASH, LockLine::LAYOUT_HASH, Bell::LAYOUT_HASH];
-    let more =
-        [Participant::LAYOUT_HASH, Bucket::LAYOUT_HASH, Slot::LAYOUT_HASH, Tally::LAYOUT_HASH ^ Event::LAYOUT_HASH];
+    let more = [
+        Participant::LAYOUT_HASH,
+        Bucket::LAYOUT_HASH,
+        Slot::LAYOUT_HASH,
+        Tally::LAYOUT_HASH ^ Event::LAYOUT_HASH ^ PROFILE_HASH,
+    ];
     let mut hash = 0;
     let mut at = 0;
     while at < parts.len() {

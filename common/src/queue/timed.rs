@@ -1,0 +1,95 @@
+//! A place's times: who enters which phase when, and a guard for a phase inside another one.
+
+use std::fs;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::activity::{Phase, Track};
+use super::header::Facts;
+use super::place::{Place, now};
+use super::ring::layout::{NUM_SPANS, NUM_TRACKS, Span, TrackRecord};
+use super::track::{Interrupted, Times};
+use crate::shm::Mapped;
+use crate::sync::Ordering;
+
+/// The unit of times in `/proc`: USER_HZ, which Linux never changed.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// A participant's track.
+pub(super) fn times<'a>(memory: &'a impl Mapped, facts: &Facts, code: u8, track: Track) -> Times<'a> {
+    let geometry = &facts.geometry;
+    let number = (usize::from(code) - 1) * NUM_TRACKS + track as usize;
+    Times {
+        track: memory.view(geometry.tracks + number * size_of::<TrackRecord>()),
+        spans: memory.slice(geometry.spans + number * NUM_SPANS * size_of::<Span>(), NUM_SPANS),
+    }
+}
+
+impl Place {
+    pub(super) fn times(&self, track: Track) -> Times<'_> {
+        times(&self.shared.segment, &self.shared.facts, self.holder.code, track)
+    }
+
+    /// The phase before it is over. The main track's is also the participant's.
+    pub(super) fn set_phase(&self, track: Track, phase: Phase) -> Interrupted {
+        let now = now();
+        self.show_phase(track, phase as u32, now);
+        self.times(track).enter(phase as u32, now)
+    }
+
+    /// A nested phase is over.
+    pub(super) fn resume(&self, track: Track, interrupted: Interrupted) {
+        let now = now();
+        interrupted.phase().into_iter().for_each(|phase| self.show_phase(track, phase, now));
+        self.times(track).resume(interrupted, now);
+    }
+
+    fn show_phase(&self, track: Track, phase: u32, now: u64) {
+        if track == Track::Main {
+            self.record().phase.store(phase, Ordering::Relaxed);
+            self.record().phase_since_ns.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let now = now();
+        let used =
+            [Track::Main, Track::Side].into_iter().map(|track| self.times(track)).filter(|times| times.is_used());
+        used.for_each(|times| times.stop(now));
+    }
+}
+
+/// A phase that lasts as long as this guard; the one that it interrupted goes on when it is dropped. Guards may be
+/// nested: the time of each is its own alone.
+#[must_use = "the phase is over when this is dropped"]
+pub struct Timed<'a> {
+    place: &'a Place,
+    track: Track,
+    interrupted: Interrupted,
+}
+
+impl Timed<'_> {
+    pub(super) fn new(place: &Place, track: Track, phase: Phase) -> Timed<'_> {
+        Timed { place, track, interrupted: place.set_phase(track, phase) }
+    }
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        self.place.resume(self.track, self.interrupted);
+    }
+}
+
+/// When this process was started, to a hundredth of a second; now, if the kernel does not say.
+pub(super) fn process_started() -> u64 {
+    let now = now();
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let field = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19));
+    let ticks: Option<u64> = field.and_then(|ticks| ticks.parse().ok());
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| Duration::from(time).as_nanos() as u64);
+    let age = ticks.and_then(|ticks| since_boot.checked_sub(ticks * (1_000_000_000 / TICKS_PER_SECOND)));
+    now - age.unwrap_or(0).min(now)
+}

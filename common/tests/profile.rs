@@ -1,0 +1,130 @@
+//! Where workers' time goes, as their places at a queue show it.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod queue_world;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::ids::{Rank, Role, Step};
+use common::queue::{ParticipantView, Phase, PhaseView, Queue, Spans, Track};
+use queue_world::*;
+
+/// Long enough to tell from the time that a step takes on a busy machine.
+const LONG: Duration = Duration::from_millis(120);
+
+fn worker(queue: &Queue, role: Role, rank: u32) -> ParticipantView {
+    let workers = queue.snapshot().participants.into_iter();
+    workers.into_iter().find(|worker| (worker.role, worker.rank) == (role, Rank(rank))).unwrap()
+}
+
+fn phase(worker: &ParticipantView, track: Track, phase: Phase) -> PhaseView {
+    worker.profile.get(&track).and_then(|phases| phases.get(&phase)).cloned().unwrap_or_default()
+}
+
+fn time(worker: &ParticipantView, track: Track) -> u64 {
+    worker.profile[&track].values().map(|view| view.total_ns).sum()
+}
+
+#[test]
+fn waits_are_counted_apart_from_the_work_they_interrupt() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    let (target, drafter) = (producer(&queue, 0), consumer(&queue, 0));
+    drafter.phase(Phase::Optimizer);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            target.phase(Phase::Forward);
+            thread::sleep(LONG);
+            publish(claim(&target), 0);
+        });
+        pop(&drafter).release().unwrap();
+    });
+    drafter.phase(Phase::Draft);
+    let seen = worker(&queue, Role::Drafter, 0);
+    assert!(phase(&seen, Track::Main, Phase::WaitGate).total_ns >= LONG.as_nanos() as u64 / 2, "{seen:?}");
+    let work = phase(&seen, Track::Main, Phase::Optimizer);
+    // What came after the wait is more of the same visit.
+    assert_eq!(work.count, 1);
+    assert!(work.max_ns <= work.total_ns && work.histogram.bins.iter().sum::<u64>() == 1, "{work:?}");
+    assert!(phase(&worker(&queue, Role::Target, 0), Track::Main, Phase::Forward).total_ns >= LONG.as_nanos() as u64);
+}
+
+#[test]
+fn the_phases_of_a_track_cover_all_of_its_time() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    let drafter = consumer(&queue, 1);
+    let (before, started) = (time(&worker(&queue, Role::Drafter, 1), Track::Main), Instant::now());
+    for round in 0..50 {
+        drafter.phase(Phase::ALL[round % 17]);
+        let _nested = drafter.time(Phase::Snapshot);
+        thread::sleep(Duration::from_millis(1));
+    }
+    let elapsed = started.elapsed().as_nanos() as u64;
+    let counted = time(&worker(&queue, Role::Drafter, 1), Track::Main) - before;
+    // The readings lie outside of what `elapsed` spans, so nothing may be missing; and nothing is counted twice.
+    let between = started.elapsed().as_nanos() as u64 + 1_000_000_000;
+    assert!(counted >= elapsed * 98 / 100 && counted <= between, "{counted} of {elapsed} ns");
+    drop(drafter);
+    let ended = time(&worker(&queue, Role::Drafter, 1), Track::Main);
+    thread::sleep(Duration::from_millis(5));
+    assert_eq!(time(&worker(&queue, Role::Drafter, 1), Track::Main), ended, "the dead spend no time");
+}
+
+#[test]
+fn a_second_thread_and_the_device_have_times_of_their_own() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    let (target, drafter) = (producer(&queue, 0), consumer(&queue, 0));
+    assert!(!worker(&queue, Role::Drafter, 0).profile.contains_key(&Track::Side));
+    let prefetch = drafter.side();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            prefetch.phase(Phase::Copy);
+            pop(&prefetch).release().unwrap();
+        });
+        drafter.phase(Phase::Await);
+        thread::sleep(LONG);
+        publish(claim(&target), 0);
+    });
+    drafter.device(Phase::Backward, Duration::from_micros(700));
+    let seen = worker(&queue, Role::Drafter, 0);
+    assert!(phase(&seen, Track::Side, Phase::WaitGate).total_ns >= LONG.as_nanos() as u64 / 2, "{seen:?}");
+    assert!(phase(&seen, Track::Main, Phase::Await).total_ns >= LONG.as_nanos() as u64);
+    assert_eq!(phase(&seen, Track::Main, Phase::WaitGate), PhaseView::default());
+    let device = phase(&seen, Track::Device, Phase::Backward);
+    assert_eq!((device.count, device.total_ns, device.max_ns), (1, 700_000, 700_000));
+    assert_eq!(device.histogram.quantile(0.5), Some(1024));
+}
+
+#[test]
+fn spans_say_what_was_done_when_and_for_which_batch() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    let name = queue.snapshot().name;
+    let (target, drafter) = (producer(&queue, 0), consumer(&queue, 0));
+    for _ in 0..2 {
+        let lease = claim(&target);
+        target.phase(Phase::Data);
+        target.phase(Phase::Forward);
+        publish(lease, 0);
+    }
+    target.phase(Phase::Ready);
+    drafter.about(1);
+    drafter.phase(Phase::Draft);
+    let lease = pop(&drafter);
+    let batch = lease.batch_id();
+    lease.release().unwrap();
+    drafter.trained(&[batch], Step(1)).unwrap();
+    drafter.phase(Phase::Ready);
+
+    let spans = Spans::open(&name).unwrap();
+    let of_target = spans.of((Role::Target, Rank(0)), Track::Main, 0);
+    let did: Vec<_> = of_target.iter().map(|span| (span.phase, span.about)).collect();
+    let wanted = [(Phase::Data, 0), (Phase::Forward, 1), (Phase::Data, 1), (Phase::Forward, 1)];
+    // The claim of the second batch falls into the first one's last phase.
+    assert_eq!(did[1..], wanted, "{of_target:?}");
+    assert!(of_target.windows(2).all(|pair| pair[0].to_ns <= pair[1].from_ns && pair[0].number + 1 == pair[1].number));
+    assert_eq!(spans.of((Role::Target, Rank(0)), Track::Main, 4).len(), 1);
+    let of_drafter = spans.of((Role::Drafter, Rank(0)), Track::Main, 0);
+    assert_eq!(of_drafter.last().map(|span| (span.phase, span.about)), Some((Phase::Draft, 1)));
+    assert_eq!(spans.of((Role::Drafter, Rank(7)), Track::Main, 0), []);
+}
