@@ -58,7 +58,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Signals that end the run: the first asks the workers to save and end, the second kills them
-    #[arg(long, value_name = "SIGNALS", value_delimiter = ',', default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
+    #[arg(
+        long,
+        value_name = "SIGNALS",
+        value_delimiter = ',',
+        value_parser = signal,
+        default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    )]
     pub signals_to_handle: Vec<Signal>,
     /// What is on the console
     #[command(flatten)]
@@ -254,6 +260,10 @@ pub fn parse<A: Parser>() -> Result<A, ExitCode> {
     })
 }
 
+fn signal(name: &str) -> Result<Signal, String> {
+    name.parse().map_err(|_| "there is no such signal: names are like SIGTERM or SIGUSR1".to_owned())
+}
+
 /// Flags may be written with underscores too, as torchrun's.
 fn with_dashes(word: OsString) -> OsString {
     let Some(text) = word.to_str().filter(|text| text.starts_with("--")) else { return word };
@@ -300,6 +310,7 @@ mod tests {
             ("--pairs 2 --targets 0,1", "cannot be used with"),
             ("--targets 0,x", "invalid digit"),
             ("--targets=", "empty"),
+            ("--signals-to-handle SIGFOO", "there is no such signal"),
         ];
         for (line, reason) in reasons {
             let error = parsed(line).unwrap_err().to_string();

@@ -197,6 +197,10 @@ mod tests {
             let text = refused(&format!("[training]\n{extra}\n"), &[good]);
             assert!(text.contains(&format!("train.toml:{line}: ")) && !text.contains(good), "{text}");
         }
+        let kind = refused("[queue]\ncapacity = 'a'  # slots\n", &[]);
+        assert!(kind.contains("train.toml:8: `capacity = 'a'  # slots`: invalid type: string"), "{kind}");
+        let missing = refused("", &["run.output_dir="]);
+        assert!(missing.contains("train.toml:1: `[run]`: missing field `output_dir`"), "{missing}");
         for wrong in ["queue.min_ready=9", "queue.min_ready=many", "queue.min_redy=1", "no.such=1"] {
             let text = refused("", &[good, wrong, "training.seed=1"]);
             assert!(text.starts_with(&format!("command line: {wrong}: ")) && !text.contains(good), "{text}");

@@ -62,10 +62,21 @@ impl<'a> Layers<'a> {
         keys.map(|(section, key)| (format!("{section}.{}", key.get_ref()), self.place(key.span().start))).collect()
     }
 
-    /// The parser's words, with the place they are about.
+    /// The parser's words, with the place they are about; in the file, with what stands there.
     pub(super) fn refused(&self, error: &Error) -> ConfigError {
-        let origin = error.span().map_or_else(|| self.file.clone(), |span| self.place(span.start));
-        ConfigError::Parse { origin, message: error.message().to_owned() }
+        // What is missing is missing in the whole file.
+        let span = error.span().filter(|span| *span != (0..self.text.len()));
+        let origin = span.as_ref().map_or_else(|| self.file.clone(), |span| self.place(span.start));
+        let line = span.and_then(|span| self.line(span.start)).map(|line| format!("`{line}`: ")).unwrap_or_default();
+        ConfigError::Parse { origin, message: line + error.message() }
+    }
+
+    /// The file's line around a position; none for an override, whose place says it all.
+    fn line(&self, position: usize) -> Option<&str> {
+        let (before, after) = self.text.split_at_checked(position)?;
+        let (before, after) = (before.rsplit('\n').next()?, after.split('\n').next()?);
+        let line = &self.text[position - before.len()..position + after.len()];
+        Some(line.trim()).filter(|line| !line.is_empty())
     }
 
     /// The file, for what was said nowhere.

@@ -6,6 +6,7 @@ use std::error::Error;
 
 use super::Code;
 use crate::config::ConfigError;
+use crate::line::LineError;
 use crate::model_config::ModelConfigError;
 use crate::queue::{AttachError, HeaderError};
 use crate::reduce::SumError;
@@ -41,6 +42,7 @@ fn told_by(error: &(dyn Error + 'static)) -> Option<(Code, Option<&'static str>)
     let told = told.or_else(|| error.downcast_ref().map(of_header));
     let told = told.or_else(|| error.downcast_ref().map(of_place));
     let told = told.or_else(|| error.downcast_ref().map(of_sum));
+    let told = told.or_else(|| error.downcast_ref().map(of_line));
     let told = told.or_else(|| error.downcast_ref().and_then(of_plan));
     told.map(|(code, hint)| (code, Some(hint)))
 }
@@ -89,6 +91,15 @@ fn of_sum(error: &SumError) -> (Code, &'static str) {
         SumError::NotThisSum { .. } | SumError::Shape { .. } => (Code::Input, REBUILD),
         SumError::Used { .. } => (Code::Failure, "`tandem run` starts all drafters together"),
         SumError::Scalars(_) => (Code::Failure, "this is a bug in Tandem: please report it"),
+    }
+}
+
+fn of_line(error: &LineError) -> (Code, &'static str) {
+    match error {
+        LineError::Closed => (Code::Peer, ENDED),
+        LineError::Full(_) => (Code::Peer, SLOW),
+        LineError::Wire(_) | LineError::TooLong | LineError::Files(_) => (Code::Input, REBUILD),
+        LineError::Socket(_) => (Code::Failure, "the system refuses a socket: `ulimit -n` may be too low"),
     }
 }
 

@@ -62,10 +62,10 @@ impl<'a> Run<'a> {
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
         sweep(console)?;
         demand_room(&plan)?;
-        let folder = take_folder(&plan, args.resume)?;
         let signals = Signals::install(&args.signals_to_handle).your_input("leave it out of --signals-to-handle")?;
+        let folder = take_folder(&plan, args.resume)?;
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
-        fs::create_dir_all(&logs).your_input("choose a --log-dir that can be written to")?;
+        make_logs(&logs)?;
         let (output, resume) = (args.output.clone(), args.resume);
         let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, console };
         run.write_down()?;
@@ -183,6 +183,11 @@ impl<'a> Run<'a> {
     fn say(&self, text: &str) {
         self.console.say(format!("tandem: {text}"));
     }
+}
+
+fn make_logs(folder: &Path) -> Result<(), Fault> {
+    let made = fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()));
+    made.your_input("choose a --log-dir that can be written to")
 }
 
 fn sweep(console: &Console) -> Result<(), Fault> {
