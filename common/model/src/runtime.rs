@@ -77,9 +77,13 @@ pub fn upload<T: Element>(values: &[T], device: Device) -> Tensor {
 
 /// Opens libtorch_cuda with global symbols. The linker drops it, since nothing here names a symbol of it; without it
 /// libtorch reports no GPU. A libtorch without CUDA (the lean CPU copy) has nothing to open, which is fine.
+///
+/// libcaffe2_nvrtc brings the compiler of our own kernels from where torch's wheel keeps it, so that no search path need
+/// name that place.
 fn open_cuda() {
-    const NAME: &std::ffi::CStr = c"libtorch_cuda.so";
-    // SAFETY: the name is a C string, and libtorch's initialisers may run on any thread before its first use.
-    let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    tracing::debug!(found = !handle.is_null(), "libtorch_cuda");
+    for name in [c"libtorch_cuda.so", c"libcaffe2_nvrtc.so"] {
+        // SAFETY: the name is a C string, and libtorch's initialisers may run on any thread before its first use.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        tracing::debug!(?name, found = !handle.is_null(), "libtorch's CUDA half");
+    }
 }

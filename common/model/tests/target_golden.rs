@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use common::model_config::TargetConfig;
 use model::nn::KvCache;
-use model::target::Target;
+use model::target::{Backbone, Step, Target};
 use tch::{Device, Kind, Tensor};
 
 const TINY: [&str; 6] = [
@@ -70,17 +70,24 @@ impl Golden {
         self.expected["layers"].permute([1, 0, 2]).flatten(1, 2)
     }
 
-    /// Captures `taps` and gives the largest relative error; every tap comes once, in order.
-    fn capture_error(&self, taps: &[usize]) -> f64 {
-        let mut errors = Vec::new();
+    /// What `backbone` captures of the golden tokens; every tap comes once, in order.
+    fn capture(&self, backbone: &Backbone, taps: &[usize]) -> Vec<Tensor> {
+        let mut captured = Vec::new();
         let ids: Vec<i64> = Vec::try_from(self.ids()).unwrap();
         let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
-        self.target.backbone().capture(&ids, &self.document_offsets, taps, &mut |k, x| {
-            assert_eq!(k, errors.len(), "{}: taps come in order", self.name);
-            errors.push(relative_error(x, &self.layer(taps[k])));
+        backbone.capture(&ids, &self.document_offsets, taps, &mut |k, x| {
+            assert_eq!(k, captured.len(), "{}: taps come in order", self.name);
+            captured.push(x.shallow_clone());
         });
-        assert_eq!(errors.len(), taps.len());
-        errors.into_iter().fold(0.0, f64::max)
+        assert_eq!(captured.len(), taps.len());
+        captured
+    }
+
+    /// Captures `taps` and gives the largest relative error.
+    fn capture_error(&self, taps: &[usize]) -> f64 {
+        let captured = self.capture(self.target.backbone(), taps);
+        let errors = captured.iter().zip(taps).map(|(x, &layer)| relative_error(x, &self.layer(layer)));
+        errors.fold(0.0, f64::max)
     }
 }
 
@@ -122,6 +129,34 @@ fn packed_capture_equals_each_document_alone() {
         eprintln!("{name}: capture, largest relative error {all:.1e}");
         assert!(all < TOLERANCE, "{name}: {all:e}");
         assert!(golden.capture_error(&[0, 2]) < TOLERANCE, "{name}: taps that leave layers out");
+    }
+}
+
+#[test]
+fn a_backbone_up_to_the_last_tap_captures_what_the_whole_target_does() {
+    for name in TINY {
+        let golden = Golden::tiny(name, Kind::Float);
+        let folder = repository().join("tests/golden").join(name);
+        let backbone = Backbone::load(&folder, golden.target.config(), 2, Device::Cpu, Kind::Float).unwrap();
+        let whole = golden.capture(golden.target.backbone(), &[0, 1]);
+        assert_eq!(golden.capture(&backbone, &[0, 1]), whole, "{name}");
+    }
+}
+
+#[test]
+fn a_prompts_last_scores_are_those_of_a_step() {
+    for name in TINY {
+        let golden = Golden::tiny(name, Kind::Float);
+        let pass = |forward: fn(&Target, &Tensor, &mut KvCache, &[usize]) -> Step| {
+            let mut cache = golden.target.new_cache(4).unwrap();
+            let step = forward(&golden.target, golden.ids(), &mut cache, &[1]);
+            assert_eq!(cache.len() as i64, golden.ids().size()[0]);
+            step
+        };
+        let (prompt, step) = (pass(Target::prefill), pass(Target::step));
+        let last = step.logits.narrow(0, step.logits.size()[0] - 1, 1);
+        assert!(relative_error(&prompt.logits, &last) < TOLERANCE, "{name}");
+        assert_eq!(prompt.taps, step.taps, "{name}");
     }
 }
 
