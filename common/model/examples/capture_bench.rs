@@ -11,6 +11,7 @@ use common::config::Device as Wanted;
 use common::ids::Rank;
 use common::model_config::{Architecture, Rope, RopeScaling, TargetConfig};
 use model::cuda::Gpu;
+use model::cuda::cudnn::Cudnn;
 use model::cuda::flash::{Flash, Spans};
 use model::cuda::fused::{Fused, LayerShape, Turn};
 use model::nn::{Rotary, linear};
@@ -74,13 +75,28 @@ impl Size {
         self.rows * self.row_tokens
     }
 
+    /// Rows of one length; of a bucket from two thirds of it; of any length up to it.
+    fn batches(&self) -> [(&'static str, Vec<u32>); 3] {
+        let rows = |shortest: u32| {
+            let step = (self.row_tokens - shortest) / (self.rows - 1).max(1);
+            (0..self.rows).map(|row| self.row_tokens - row * step).collect()
+        };
+        [
+            ("fused", rows(self.row_tokens)),
+            ("fused, a bucket", rows(2 * self.row_tokens / 3)),
+            ("fused, any lengths", rows(1)),
+        ]
+    }
+
     fn report(&self, what: &str, value: f64, unit: &str) {
         println!(r#"{{"name": "capture {} {what}", "value": {value:.3}, "unit": "{unit}"}}"#, self.name);
     }
 
-    fn report_speed(&self, what: &str, ms: f64) {
+    /// Captures rows of these lengths again and again.
+    fn report_speed(&self, what: &str, backbone: &Backbone, lengths: &[u32], count: usize) {
+        let ms = median_ms(count, || capture(self, backbone, lengths));
         self.report(what, ms, "ms");
-        self.report(what, f64::from(self.tokens()) / ms * 1e3, "tokens/s");
+        self.report(what, f64::from(lengths.iter().sum::<u32>()) / ms * 1e3, "tokens/s");
     }
 }
 
@@ -91,17 +107,17 @@ fn main() -> Result<(), Failure> {
     let depth = size.taps[4] + 1;
     let _no_grad = tch::no_grad_guard();
     let backbone = Backbone::random(&size.config, depth, device, Kind::BFloat16)?;
-    let rows = vec![size.row_tokens; size.rows as usize];
     size.report("weights loaded", used_gib()?, "GiB");
-    let launch = Instant::now();
-    capture(&size, &backbone, &rows);
-    size.report("first batch", launch.elapsed().as_secs_f64() * 1e3, "ms");
-    size.report_speed("fused", median_ms(20, || capture(&size, &backbone, &rows)));
+    for (what, lengths) in size.batches() {
+        size.report(&format!("{what}, first batch"), timed_ms(&mut || capture(&size, &backbone, &lengths)), "ms");
+        size.report_speed(what, &backbone, &lengths, 20);
+    }
+    let rows = vec![size.row_tokens; size.rows as usize];
     size.report("host's share of a batch", host_ms(10, || capture(&size, &backbone, &rows)), "ms");
     parts(&size, device)?;
     memory(&size, &backbone)?;
     let plain = backbone.with_plain_operations(&size.config);
-    size.report_speed("plain operations", median_ms(5, || capture(&size, &plain, &rows)));
+    size.report_speed("plain operations", &plain, &rows, 5);
     Ok(())
 }
 
@@ -176,6 +192,10 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
     ] {
         let (input, matrix) = (random(&[tokens, columns]), random(&[rows, columns]));
         report(what, &mut || drop(linear(&input, &matrix)));
+        if rows == hidden {
+            let mut x = random(&[tokens, hidden]);
+            report(&format!("{what} onto the residual"), &mut || drop(x.addmm_(&input, &matrix.tr())));
+        }
     }
     let fused = Fused::load(layer_shape(config), 0)?;
     report("sum and norm, twice", &mut || (0..2).for_each(|_| drop(fused.add_norm(&x, &x, &weight))));
@@ -192,7 +212,11 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
     let ends: Vec<i32> = (0..=size.rows).map(|row| (row * size.row_tokens) as i32).collect();
     let (flash, spans) = (Flash::find().ok_or("no flash kernel in this libtorch")?, Spans::upload(&ends, device));
     let heads = qkv.split_with_sizes([queries, keys, keys], 1);
-    report("attention", &mut || drop(flash.causal([&heads[0], &heads[1], &heads[2]], &spans, &spans)));
+    report("attention, flash", &mut || drop(flash.causal([&heads[0], &heads[1], &heads[2]], &spans, &spans)));
+    let cudnn = Cudnn::find().ok_or("no cuDNN attention in this libtorch")?;
+    let [q, k, v] =
+        [0, 1, 2].map(|part: usize| heads[part].unflatten(0, [i64::from(size.rows), i64::from(size.row_tokens)]));
+    report("attention, cuDNN", &mut || drop(cudnn.causal([&q, &k, &v])));
     Ok(())
 }
 

@@ -11,7 +11,11 @@ use tch::{Device, Tensor};
 use crate::runtime;
 
 /// A libtorch tensor as its C interface hands it on: `at::Tensor*`, which is what tch holds too.
-type Handle = *mut c_void;
+pub(super) type Handle = *mut c_void;
+
+pub(super) fn handle(tensor: &Tensor) -> Handle {
+    tensor.as_ptr().cast_mut().cast()
+}
 
 /// `aoti_torch_cuda__flash_attention_forward` as `torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h` of libtorch 2.11
 /// declares it. Optional arguments are pointers that may be null.
@@ -77,7 +81,6 @@ impl Flash {
     ///
     /// q [Tq, nh, hd], k and v [Tk, nkv, hd], the last axis dense, the others strided as they like; gives [Tq, nh, hd].
     pub fn causal(&self, [q, k, v]: [&Tensor; 3], queries: &Spans, keys: &Spans) -> Tensor {
-        let handle = |tensor: &Tensor| tensor.as_ptr().cast_mut().cast::<c_void>();
         let (query_offsets, key_offsets) = (handle(&queries.offsets), handle(&keys.offsets));
         let mut results = [null_mut(); 5];
         let [output, logsumexp, rng_state, unused, debug_mask] = &mut results;

@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver that have no safe wrapper")]
 
+pub mod cudnn;
 pub mod flash;
 pub mod fused;
 pub(crate) mod memory;

@@ -1,41 +1,101 @@
 //! Causal attention of the target: over packed documents, and over a cache. Heads are grouped (nh a multiple of nkv).
 //!
-//! For bfloat16 on a GPU both are one call of the flash kernel, which is named and so depends on no setting of
-//! libtorch's. Elsewhere libtorch's fused attention runs for each document.
+//! For bfloat16 on a GPU both are one call of a kernel that is named, and so depend on no setting of libtorch's: cuDNN's
+//! where documents are alike, else the flash kernel. Elsewhere libtorch's fused attention runs for each document.
 
 use tch::{Device, Kind, Tensor};
 
 use super::bricks::Heads;
+use super::grid::Grid;
+use crate::cuda::cudnn::Cudnn;
 use crate::cuda::flash::{Flash, Spans};
+use crate::runtime;
 
-/// The flash kernel where it serves tensors of `kind` on `device`.
-pub(super) fn flash(kind: Kind, device: Device, head_dim: usize) -> Option<Flash> {
-    let served = kind == Kind::BFloat16 && device.is_cuda() && head_dim.is_multiple_of(8) && head_dim <= 256;
-    served.then(Flash::find).flatten()
+/// What a GPU has for bfloat16.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    flash: Flash,
+    cudnn: Option<Cudnn>,
 }
 
-/// Where the documents of a packed batch lie.
+impl Kernels {
+    /// Those that serve tensors of `kind` on `device`.
+    pub(super) fn find(kind: Kind, device: Device, head_dim: usize) -> Option<Kernels> {
+        let served = kind == Kind::BFloat16 && device.is_cuda() && head_dim.is_multiple_of(8) && head_dim <= 256;
+        let flash = served.then(Flash::find).flatten()?;
+        let cudnn = if head_dim <= 128 { Cudnn::find() } else { None };
+        Some(Kernels { flash, cudnn })
+    }
+}
+
+/// Where the documents of a packed batch lie, and so how they attend.
 pub(super) enum Documents<'a> {
-    /// For the flash kernel.
+    /// Anywhere: for the flash kernel.
     Spans(Flash, Spans),
+    /// In rows of one width, for cuDNN; with what to copy unless the packed batch is the grid.
+    Grid(Cudnn, Grid, Option<Copies>),
     /// Offsets from 0.
     Offsets(&'a [u32]),
 }
 
-impl Documents<'_> {
+/// Between packed tokens and places of a grid.
+pub(super) struct Copies {
+    tokens: Tensor, // i32 [rows * width], the token at each place
+    places: Tensor, // i32 [T], the place of each token
+}
+
+impl<'a> Documents<'a> {
+    /// `uploaded` is `offsets` on the device.
+    pub(super) fn new(kernels: Option<Kernels>, offsets: &'a [u32], uploaded: Tensor) -> Documents<'a> {
+        let Some(Kernels { flash, cudnn }) = kernels else { return Documents::Offsets(offsets) };
+        match cudnn.and_then(|cudnn| Some((cudnn, Grid::of(offsets)?))) {
+            Some((cudnn, grid)) => {
+                let copies = (!grid.is_full(offsets)).then(|| Copies::new(&grid, offsets, uploaded.device()));
+                Documents::Grid(cudnn, grid, copies)
+            }
+            None => {
+                let longest = offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+                Documents::Spans(flash, Spans { offsets: uploaded, longest: i64::from(longest) })
+            }
+        }
+    }
+
     /// Each document over itself: to [T, nh, hd].
     pub(super) fn attend(&self, Heads { q, k, v }: &Heads) -> Tensor {
-        let offsets = match self {
-            Documents::Spans(flash, spans) => return flash.causal([q, k, v], spans, spans),
-            Documents::Offsets(offsets) => offsets,
-        };
-        let documents = offsets.windows(2).filter(|ends| ends[0] < ends[1]).map(|ends| {
-            let (start, count) = (i64::from(ends[0]), i64::from(ends[1] - ends[0]));
-            let [q, k, v] = [q, k, v].map(|tensor| tensor.narrow(0, start, count).transpose(0, 1));
-            attend(&q, &k, &v, None, true).transpose(0, 1)
-        });
-        Tensor::cat(&documents.collect::<Vec<_>>(), 0)
+        match self {
+            Documents::Spans(flash, spans) => flash.causal([q, k, v], spans, spans),
+            Documents::Grid(cudnn, grid, None) => grid_attention(*cudnn, grid, [q, k, v]),
+            Documents::Grid(cudnn, grid, Some(Copies { tokens, places })) => {
+                let [q, k, v] = [q, k, v].map(|heads| heads.index_select(0, tokens));
+                grid_attention(*cudnn, grid, [&q, &k, &v]).index_select(0, places)
+            }
+            Documents::Offsets(offsets) => each_document([q, k, v], offsets),
+        }
     }
+}
+
+impl Copies {
+    fn new(grid: &Grid, offsets: &[u32], device: Device) -> Copies {
+        Copies {
+            tokens: runtime::upload(&grid.tokens(offsets), device),
+            places: runtime::upload(&grid.places(offsets), device),
+        }
+    }
+}
+
+/// Heads [rows * width, .., hd] to [rows * width, nh, hd].
+fn grid_attention(cudnn: Cudnn, grid: &Grid, heads: [&Tensor; 3]) -> Tensor {
+    let [q, k, v] = heads.map(|heads| heads.unflatten(0, [i64::from(grid.rows), i64::from(grid.width)]));
+    cudnn.causal([&q, &k, &v]).flatten(0, 1)
+}
+
+fn each_document(heads: [&Tensor; 3], offsets: &[u32]) -> Tensor {
+    let documents = offsets.windows(2).filter(|ends| ends[0] < ends[1]).map(|ends| {
+        let (start, count) = (i64::from(ends[0]), i64::from(ends[1] - ends[0]));
+        let [q, k, v] = heads.map(|tensor| tensor.narrow(0, start, count).transpose(0, 1));
+        attend(&q, &k, &v, None, true).transpose(0, 1)
+    });
+    Tensor::cat(&documents.collect::<Vec<_>>(), 0)
 }
 
 /// How the `count` last of a sequence's tokens see its `past + count` keys: all but those behind them.
@@ -51,8 +111,8 @@ pub(super) enum Sight {
 }
 
 impl Sight {
-    pub(super) fn new(flash: Option<Flash>, past: i64, count: i64, device: Device) -> Sight {
-        if let Some(flash) = flash {
+    pub(super) fn new(kernels: Option<Kernels>, past: i64, count: i64, device: Device) -> Sight {
+        if let Some(Kernels { flash, .. }) = kernels {
             let spans = |length: i64| Spans::upload(&[0, length as i32], device);
             return Sight::Spans(flash, spans(count), spans(past + count));
         }

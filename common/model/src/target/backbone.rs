@@ -5,11 +5,10 @@ use std::path::Path;
 use common::model_config::TargetConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::attention::{self, Documents};
+use super::attention::{Documents, Kernels};
 use super::bricks::{Bricks, Heads};
 use super::layer::{Between, DecoderLayer, Stream};
 use super::vocabulary::{self, EMBEDDING};
-use crate::cuda::flash::{Flash, Spans};
 use crate::nn::Rotary;
 use crate::runtime;
 use crate::weights::{self, WeightsError};
@@ -20,7 +19,7 @@ pub struct Backbone {
     layers: Vec<DecoderLayer>,
     rotary: Rotary,
     bricks: Bricks,
-    flash: Option<Flash>,
+    attention: Option<Kernels>,
     kind: Kind,
     device: Device,
 }
@@ -72,7 +71,7 @@ impl Backbone {
             layers: (0..depth).map(|_| DecoderLayer::empty(config, kind, device)).collect::<Result<_, TchError>>()?,
             rotary: Rotary::new(&config.rope, config.head_dim, device),
             bricks: Bricks::new(config, kind, device),
-            flash: attention::flash(kind, device, config.head_dim),
+            attention: Kernels::find(kind, device, config.head_dim),
             kind,
             device,
         })
@@ -99,14 +98,15 @@ impl Backbone {
         self.kind
     }
 
-    pub(super) fn flash(&self) -> Option<Flash> {
-        self.flash
+    /// The GPU's attention kernels, where they serve.
+    pub(super) fn attention(&self) -> Option<Kernels> {
+        self.attention
     }
 
-    /// Gives up fused kernels and the flash kernel: the oracle that they are held against.
+    /// Gives up fused and attention kernels: the oracle that they are held against.
     #[must_use]
     pub fn with_plain_operations(self, config: &TargetConfig) -> Backbone {
-        Backbone { bricks: Bricks::plain(config), flash: None, ..self }
+        Backbone { bricks: Bricks::plain(config), attention: None, ..self }
     }
 
     /// Runs packed documents and calls `sink(k, x)` as the k-th of `taps` is launched, x [T, H] being that layer's output
@@ -124,13 +124,8 @@ impl Backbone {
         let tokens = token_ids.len() as i64;
         assert_eq!(document_offsets.last().map(|end| i64::from(*end)), Some(tokens), "documents must cover the row");
         let batch = runtime::upload(&packed_input(token_ids, document_offsets), self.device);
-        let documents = match self.flash {
-            None => Documents::Offsets(document_offsets),
-            Some(flash) => {
-                let offsets = batch.narrow(0, 2 * tokens, document_offsets.len() as i64);
-                Documents::Spans(flash, Spans { offsets, longest: i64::from(longest(document_offsets)) })
-            }
-        };
+        let offsets = batch.narrow(0, 2 * tokens, document_offsets.len() as i64);
+        let documents = Documents::new(self.attention, document_offsets, offsets);
         let depth = taps.last().map_or(0, |last| last + 1);
         let input = Input { ids: batch.narrow(0, 0, tokens), positions: batch.narrow(0, tokens, tokens) };
         let mut attend = |_, heads: Heads| documents.attend(&heads);
@@ -171,10 +166,6 @@ fn packed_input(token_ids: &[u32], document_offsets: &[u32]) -> Vec<i32> {
     let positions = document_offsets.windows(2).flat_map(|ends| 0..ends[1].saturating_sub(ends[0]));
     let all = token_ids.iter().copied().chain(positions).chain(document_offsets.iter().copied());
     all.map(|number| i32::try_from(number).expect("ids and offsets of a batch are below 2^31")).collect()
-}
-
-fn longest(document_offsets: &[u32]) -> u32 {
-    document_offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 mod attention;
 mod backbone;
 mod bricks;
+mod grid;
 mod layer;
 mod vocabulary;
 
@@ -115,7 +116,7 @@ impl Target {
     fn hidden(&self, ids: &Tensor, cache: &mut KvCache, taps: &[usize]) -> (Tensor, Tensor) {
         let (past, count) = (cache.len() as i64, ids.size()[0]);
         let positions = Tensor::arange_start(past, past + count, (Kind::Int64, self.device()));
-        let sight = Sight::new(self.backbone.flash(), past, count, self.device());
+        let sight = Sight::new(self.backbone.attention(), past, count, self.device());
         let mut tapped = vec![Tensor::empty([count, 0], (self.kind(), self.device()))];
         let mut attend = |layer, Heads { q, k, v }: Heads| {
             let (keys, values) = cache.append(layer, &k.transpose(0, 1), &v.transpose(0, 1));
