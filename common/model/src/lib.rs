@@ -6,6 +6,7 @@ pub mod arena;
 pub mod cuda;
 pub mod drafter;
 pub mod nn;
+pub mod optimizer;
 pub mod runtime;
 pub mod speculate;
 pub mod sum;

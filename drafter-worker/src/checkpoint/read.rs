@@ -10,7 +10,7 @@ use model::drafter::Drafter;
 use tch::{Device, Kind};
 
 use super::{CheckpointError, STATE_FILE};
-use crate::train::optimizer::AdamW;
+use model::optimizer::AdamW;
 
 /// The drafter a run begins with: `drafter.draft_checkpoint_path` if given, else random weights from the seed.
 ///

@@ -9,7 +9,7 @@ use common::manifest::{self, Manifest};
 use model::drafter::Drafter;
 
 use super::{CheckpointError, STATE_FILE};
-use crate::train::optimizer::AdamW;
+use model::optimizer::AdamW;
 
 /// What is being written; no checkpoint until it is renamed.
 const PARTIAL: &str = ".partial";

@@ -2,7 +2,6 @@
 
 mod exchange;
 mod log;
-pub(crate) mod optimizer;
 #[cfg(test)]
 mod overfit;
 mod receive;
@@ -27,7 +26,7 @@ use crate::args::TrainArgs;
 use crate::{WEIGHTS_HINT, checkpoint};
 use exchange::Exchange;
 use log::Log;
-use optimizer::AdamW;
+use model::optimizer::AdamW;
 use receive::{ReceiveError, Receiver, Share};
 use schedule::Schedule;
 use step::{Objective, Sums};

@@ -11,7 +11,7 @@ use model::speculate::{self, Limits};
 use model::target::Target;
 use tch::{Device, Kind, Tensor};
 
-use super::optimizer::AdamW;
+use model::optimizer::AdamW;
 use super::schedule::Schedule;
 
 const BLOCK: usize = 8;

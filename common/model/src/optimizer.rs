@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use common::config::TrainingSection;
-use model::drafter::Parameters;
-use model::weights::{self, SaveError, WeightsError};
+use crate::drafter::Parameters;
+use crate::weights::{self, SaveError, WeightsError};
 use tch::{Kind, Tensor};
 
 const BETA1: f64 = 0.9;
@@ -20,13 +20,13 @@ const CHUNK: i64 = 1 << 24;
 /// A step that must not be taken.
 #[derive(Debug, thiserror::Error)]
 #[error("the gradient of optimizer step {step} is not finite (its norm is {norm})")]
-pub(crate) struct NotFinite {
+pub struct NotFinite {
     step: u64,
     norm: f64,
 }
 
 /// The optimizer and its state.
-pub(crate) struct AdamW {
+pub struct AdamW {
     layout: Vec<(String, Vec<i64>)>,
     masters: Tensor,
     first_moments: Tensor,
@@ -39,7 +39,7 @@ pub(crate) struct AdamW {
 
 impl AdamW {
     /// No step taken yet; masters are the weights as they are.
-    pub(crate) fn new(parameters: &Parameters, training: &TrainingSection) -> AdamW {
+    pub fn new(parameters: &Parameters, training: &TrainingSection) -> AdamW {
         let weights = parameters.values();
         let masters = match weights.kind() {
             Kind::Float => weights.shallow_clone(),
@@ -61,7 +61,7 @@ impl AdamW {
     ///
     /// # Errors
     /// The norm is infinite or not a number: weights and state stay as they are.
-    pub(crate) fn update(
+    pub fn update(
         &mut self,
         parameters: &mut Parameters,
         denominator: f64,
@@ -103,7 +103,7 @@ impl AdamW {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn save(&self, path: &Path) -> Result<(), SaveError> {
+    pub fn save(&self, path: &Path) -> Result<(), SaveError> {
         let mut tensors = self.entries();
         tensors.push(("step".to_owned(), Tensor::from(self.step as f32)));
         weights::save(path, &tensors, Kind::Float)
@@ -113,7 +113,7 @@ impl AdamW {
     ///
     /// # Errors
     /// The file cannot be read or is of another drafter.
-    pub(crate) fn load(&mut self, path: &Path, parameters: &mut Parameters) -> Result<(), WeightsError> {
+    pub fn load(&mut self, path: &Path, parameters: &mut Parameters) -> Result<(), WeightsError> {
         let entries = self.entries();
         let mut expected: Vec<_> = entries.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
         expected.push(("step".to_owned(), vec![]));

@@ -1,0 +1,242 @@
+//! The drafter's step alone: random weights of a named size, random tokens and hidden states, every token supervised.
+//!
+//!     drafter_bench SIZE [key=value ...]        SIZE: tiny, smollm2-135m or qwen3-8b
+//!
+//! A step is everything that a drafter does with a batch once it has it: anchors, plan, forward, loss, backward, clipping and
+//! AdamW. Prints one JSON object a line (name, value, unit). Keys: `device` (cpu, cuda), `rows`, `seq`, `anchors`, `steps`,
+//! `group` (blocks of an attention group), and `mixed=1`: rows of random lengths between half of `seq` and `seq`.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program that prints figures and stops at the first surprise")]
+
+use std::time::Instant;
+
+use common::config::{Device as Wanted, LayerType, TrainingSection};
+use common::ids::Rank;
+use common::model_config::DraftConfig;
+use model::drafter::{AnchorDraw, BlockPlan, Drafter, PackedRows, Weighting, anchors, loss};
+use model::optimizer::AdamW;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tch::{Cuda, Device, Kind, Tensor};
+
+/// A named size and the batch that goes with it.
+struct Size {
+    draft: DraftConfig,
+    rows: usize,
+    seq: usize,
+    anchors: usize,
+    kind: Kind,
+}
+
+#[rustfmt::skip]
+fn size(name: &str) -> Size {
+    // hidden, inner, heads, key heads, head dim, vocabulary, layers, taps, block; rows, row length, anchors; type
+    let (hidden, inner, heads, key_heads, head_dim, vocabulary, layers, taps, block, rows, seq, anchors, kind) = match name {
+        "tiny" => (128, 384, 4, 2, 32, 1088, 2, 3, 8, 8, 128, 16, Kind::Float),
+        "smollm2-135m" => (576, 1536, 9, 3, 64, 49152, 5, 5, 8, 32, 320, 64, Kind::BFloat16),
+        "qwen3-8b" => (4096, 12288, 32, 8, 128, 151_936, 5, 5, 16, 4, 3072, 512, Kind::BFloat16),
+        other => panic!("no size {other}: tiny, smollm2-135m or qwen3-8b"),
+    };
+    let draft = DraftConfig {
+        block_size: block, num_hidden_layers: layers, hidden_size: hidden, intermediate_size: inner, num_attention_heads: heads,
+        num_key_value_heads: key_heads, head_dim, rms_norm_eps: 1e-6, rope_theta: 1e6, vocab_size: vocabulary, mask_token_id: 7,
+        target_layer_ids: (1..=taps).collect(), num_target_layers: 8, layer_types: vec![LayerType::FullAttention; layers],
+        sliding_window: None, max_position_embeddings: 40_960, bos_token_id: None, eos_token_ids: vec![2],
+    };
+    Size { draft, rows, seq, anchors, kind }
+}
+
+/// `key=value` arguments.
+struct Options(Vec<String>);
+
+impl Options {
+    fn text(&self, key: &str) -> Option<&str> {
+        self.0.iter().find_map(|argument| argument.strip_prefix(key)?.strip_prefix('='))
+    }
+
+    fn number(&self, key: &str, default: usize) -> usize {
+        self.text(key).map_or(default, |text| text.parse().unwrap())
+    }
+}
+
+/// One packed batch: token ids, and documents' offsets.
+struct Batch {
+    token_ids: Vec<u32>,
+    offsets: Vec<u32>,
+    row_ids: Vec<u64>,
+    loss_mask: Vec<u8>,
+    taps: Tensor,
+}
+
+impl Batch {
+    fn rows(&self) -> PackedRows<'_> {
+        PackedRows {
+            token_ids: &self.token_ids,
+            loss_mask: &self.loss_mask,
+            document_offsets: &self.offsets,
+            row_ids: &self.row_ids,
+        }
+    }
+}
+
+struct Bench {
+    size: Size,
+    drafter: Drafter,
+    optimizer: AdamW,
+    embedding: Tensor,
+    head: Tensor,
+    /// Hidden states of a full batch.
+    taps: Tensor,
+    mixed: bool,
+    group: usize,
+    random: ChaCha8Rng,
+    step: u64,
+}
+
+/// Where a step's time goes.
+const PARTS: [&str; 5] = ["plan", "forward", "loss", "backward", "optimizer"];
+
+impl Bench {
+    fn new(size: Size, device: Device, options: &Options) -> Bench {
+        let Size { draft, kind, .. } = &size;
+        let drafter = Drafter::new(draft, 1, device, *kind).unwrap();
+        let random = |rows: usize, columns: usize| {
+            let table = Tensor::empty([rows as i64, columns as i64], (*kind, device));
+            table.shallow_clone().normal_(0.0, 0.02)
+        };
+        let (vocabulary, hidden) = (draft.vocab_size, draft.hidden_size);
+        Bench {
+            optimizer: AdamW::new(drafter.parameters(), &TrainingSection::default()),
+            embedding: random(vocabulary, hidden),
+            head: random(vocabulary, hidden),
+            taps: random(size.rows * size.seq, draft.target_layer_ids.len() * hidden),
+            mixed: options.number("mixed", 0) != 0,
+            group: options.number("group", drafter.plan_options().group_blocks),
+            random: ChaCha8Rng::seed_from_u64(1),
+            step: 0,
+            drafter,
+            size,
+        }
+    }
+
+    fn batch(&mut self) -> Batch {
+        let (rows, seq) = (self.size.rows, self.size.seq);
+        let mut offsets = vec![0];
+        while offsets.last().copied().unwrap() < (rows * seq) as u32 {
+            let length = if self.mixed { self.random.random_range(seq / 2..=seq) } else { seq };
+            if offsets.last().unwrap() + length as u32 > (rows * seq) as u32 {
+                break;
+            }
+            offsets.push(offsets.last().unwrap() + length as u32);
+        }
+        let tokens = *offsets.last().unwrap() as usize;
+        let vocabulary = self.size.draft.vocab_size as u32;
+        Batch {
+            token_ids: (0..tokens).map(|_| self.random.random_range(0..vocabulary)).collect(),
+            loss_mask: vec![1; tokens],
+            row_ids: (0..offsets.len() as u64 - 1).collect(),
+            taps: self.taps.narrow(0, 0, tokens as i64),
+            offsets,
+        }
+    }
+
+    /// One step; `mark` is called between its parts.
+    fn step(&mut self, batch: &Batch, mark: &mut dyn FnMut()) {
+        self.step += 1;
+        let rows = batch.rows();
+        let draw = AnchorDraw { num_anchors: self.size.anchors, seed: 1, epoch: self.step };
+        let blocks = anchors::draw(&rows, &draw);
+        let options = model::drafter::PlanOptions { group_blocks: self.group, ..self.drafter.plan_options() };
+        let plan = BlockPlan::new(&rows, &blocks, &options);
+        mark();
+        let noise = Tensor::embedding(&self.embedding, &plan.token_ids, -1, false, false);
+        let hidden = self.drafter.forward(&self.drafter.context(&batch.taps), &noise, &plan);
+        mark();
+        let parts = loss::block_loss(&hidden, &self.head, &plan, Weighting::Decay { gamma: 4.0 });
+        mark();
+        self.drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
+        mark();
+        let _ = self.optimizer.update(self.drafter.parameters_mut(), parts.denominator, 6e-4).unwrap();
+        mark();
+    }
+}
+
+fn synchronize(device: Device) {
+    if let Device::Cuda(index) = device {
+        Cuda::synchronize(index as i64);
+    }
+}
+
+fn print(name: &str, value: f64, unit: &str) {
+    println!("{}", serde_json::json!({ "name": name, "value": (value * 1000.0).round() / 1000.0, "unit": unit }));
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// Gigabytes that this process takes: of the device, or of the host at its peak.
+fn memory_gb(device: Device) -> f64 {
+    if device.is_cuda() {
+        let (free, total) = cudarc::driver::result::mem_get_info().unwrap();
+        return (total - free) as f64 / 1e9;
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches("kB").trim().parse::<f64>().unwrap() / 1e6
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().expect("a size: tiny, smollm2-135m or qwen3-8b");
+    let options = Options(arguments.collect());
+    let wanted = if options.text("device") == Some("cuda") { Wanted::Cuda } else { Wanted::Cpu };
+    let device = model::runtime::start(wanted, Rank(0), options.number("threads", 2) as u32).unwrap();
+    let mut size = size(&name);
+    size.rows = options.number("rows", size.rows);
+    size.seq = options.number("seq", size.seq);
+    size.anchors = options.number("anchors", size.anchors);
+    let mut bench = Bench::new(size, device, &options);
+    let steps = options.number("steps", 20);
+
+    for _ in 0..steps.min(5) {
+        let batch = bench.batch();
+        bench.step(&batch, &mut || {});
+    }
+    let (mut seconds, mut rates) = (Vec::new(), Vec::new());
+    for step in 1..=steps {
+        let batch = bench.batch();
+        synchronize(device);
+        let start = Instant::now();
+        bench.step(&batch, &mut || {});
+        synchronize(device);
+        seconds.push(start.elapsed().as_secs_f64());
+        rates.push(batch.token_ids.len() as f64 / start.elapsed().as_secs_f64());
+        if step == 50 {
+            print(&format!("drafter {name} memory after step 50"), memory_gb(device), "GB");
+        }
+    }
+    print(&format!("drafter {name} step"), median(seconds) * 1e3, "ms");
+    print(&format!("drafter {name}"), median(rates), "tokens/s");
+    print(&format!("drafter {name} memory after step {steps}"), memory_gb(device), "GB");
+    breakdown(&mut bench, &name, device, steps.min(10));
+}
+
+/// Milliseconds by part, with a wait for the device after each.
+fn breakdown(bench: &mut Bench, name: &str, device: Device, steps: usize) {
+    let mut by_part = vec![Vec::new(); PARTS.len()];
+    for _ in 0..steps {
+        let batch = bench.batch();
+        synchronize(device);
+        let (mut last, mut part) = (Instant::now(), 0);
+        bench.step(&batch, &mut || {
+            synchronize(device);
+            by_part[part].push(last.elapsed().as_secs_f64() * 1e3);
+            (last, part) = (Instant::now(), part + 1);
+        });
+    }
+    for (part, times) in PARTS.iter().zip(by_part) {
+        print(&format!("drafter {name} {part}"), median(times), "ms");
+    }
+}
