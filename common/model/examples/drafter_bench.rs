@@ -6,7 +6,11 @@
 //! AdamW. Prints one JSON object a line (name, value, unit). Keys: `device` (cpu, cuda), `rows`, `seq`, `anchors`, `steps`,
 //! `group` (blocks of an attention group), and `mixed=1`: rows of random lengths between half of `seq` and `seq`.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program that prints figures and stops at the first surprise")]
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a program that prints figures and stops at the first surprise"
+)]
 
 use std::time::Instant;
 
@@ -145,12 +149,12 @@ impl Bench {
         self.step += 1;
         let rows = batch.rows();
         let draw = AnchorDraw { num_anchors: self.size.anchors, seed: 1, epoch: self.step };
-        let blocks = anchors::draw(&rows, &draw);
+        let anchors = anchors::draw(&rows, &draw);
         let options = model::drafter::PlanOptions { group_blocks: self.group, ..self.drafter.plan_options() };
-        let plan = BlockPlan::new(&rows, &blocks, &options);
+        let plan = BlockPlan::new(&rows, &anchors, &options);
         mark();
         let noise = Tensor::embedding(&self.embedding, &plan.token_ids, -1, false, false);
-        let hidden = self.drafter.forward(&self.drafter.context(&batch.taps), &noise, &plan);
+        let hidden = self.drafter.forward(&batch.taps, &noise, &plan);
         mark();
         let parts = loss::block_loss(&hidden, &self.head, &plan, Weighting::Decay { gamma: 4.0 });
         mark();

@@ -5,9 +5,9 @@
 
 use std::path::Path;
 
-use common::config::TrainingSection;
 use crate::drafter::Parameters;
 use crate::weights::{self, SaveError, WeightsError};
+use common::config::TrainingSection;
 use tch::{Kind, Tensor};
 
 const BETA1: f64 = 0.9;
@@ -61,12 +61,7 @@ impl AdamW {
     ///
     /// # Errors
     /// The norm is infinite or not a number: weights and state stay as they are.
-    pub fn update(
-        &mut self,
-        parameters: &mut Parameters,
-        denominator: f64,
-        rate: f64,
-    ) -> Result<f64, NotFinite> {
+    pub fn update(&mut self, parameters: &mut Parameters, denominator: f64, rate: f64) -> Result<f64, NotFinite> {
         let mut gradient = parameters.gradient().shallow_clone();
         let norm = gradient.norm().double_value(&[]) / denominator;
         if !norm.is_finite() {

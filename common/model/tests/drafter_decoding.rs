@@ -11,7 +11,7 @@ use model::drafter::Drafter;
 use model::speculate::{self, Generation, Limits, Propose, Verified, Verify};
 use model::target::Target;
 use tch::{Device, Kind, Tensor};
-use tiny::{Batch, KINDS, config, difference, drafter, kept};
+use tiny::{Batch, KINDS, config, difference, drafter, given};
 
 const BLOCK: usize = 4;
 
@@ -21,7 +21,8 @@ fn proposed(batch: &Batch, drafter: &Drafter, pieces: &[usize]) -> Tensor {
     let (mut past, mut hidden) = (0, Tensor::new());
     for &start in pieces {
         let taps = batch.taps.narrow(0, past as i64, (start - past) as i64);
-        let noise = batch.embed(&batch.plan(drafter, &kept(&[start])).token_ids.view(-1));
+        let plan = batch.plan(drafter, &[start]);
+        let noise = batch.embed(&given(&plan.token_ids, &plan).view(-1));
         hidden = drafter.propose(&taps, &noise, &mut cache);
         assert_eq!(cache.len(), start, "the block itself is not kept");
         past = start;
@@ -35,7 +36,7 @@ fn training_forward_equals_inference_step() {
     for kinds in KINDS {
         let (batch, drafter) = (Batch::new(&[24], 2), drafter(&config(kinds, BLOCK), 2));
         for pieces in [&[1][..], &[9], &[3, 5, 9], &[8, 9], &[6, 10, 11, 15, 19]] {
-            let trained = batch.hidden(&drafter, &kept(&[*pieces.last().unwrap()])).get(0);
+            let trained = batch.hidden(&drafter, &[*pieces.last().unwrap()]).get(0);
             let error = difference(&trained, &proposed(&batch, &drafter, pieces));
             assert!(error < 1e-5, "{kinds:?}, context in pieces to {pieces:?}: {error}");
         }
@@ -47,7 +48,7 @@ fn training_forward_equals_inference_step() {
 fn training_forward_of_a_packed_batch_equals_inference_steps() {
     for kinds in KINDS {
         let (packed, drafter) = (Batch::new(&[5, 17], 4), drafter(&config(kinds, BLOCK), 4));
-        let hidden = packed.hidden(&drafter, &kept(&[2, 6, 9, 14]));
+        let hidden = packed.hidden(&drafter, &[2, 6, 9, 14]);
         let alone = Batch {
             token_ids: packed.token_ids[5..].to_vec(),
             loss_mask: vec![1; 17],

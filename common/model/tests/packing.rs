@@ -5,15 +5,15 @@
 mod tiny;
 
 use common::config::LayerType;
-use model::drafter::{AnchorDraw, Block, BlockTotals, Drafter, Weighting, anchors, loss};
+use model::drafter::{AnchorDraw, BlockTotals, Drafter, Weighting, anchors, loss};
 use proptest::prelude::*;
 use tch::Tensor;
-use tiny::{Batch, HIDDEN, KINDS, VOCABULARY, config, difference, drafter, random};
+use tiny::{Batch, HIDDEN, KINDS, VOCABULARY, config, difference, drafter, given, random};
 
 const BLOCK: usize = 8;
 
 /// Loss sums and gradient of one step over `batch`.
-fn step(drafter: &mut Drafter, batch: &Batch, blocks: &[Block]) -> (BlockTotals, Tensor) {
+fn step(drafter: &mut Drafter, batch: &Batch, blocks: &[usize]) -> (BlockTotals, Tensor) {
     let plan = batch.plan(drafter, blocks);
     let hidden = batch.hidden_of(drafter, &plan);
     let parts = loss::block_loss(&hidden, &random(&[VOCABULARY, HIDDEN], 200), &plan, Weighting::Decay { gamma: 4.0 });
@@ -95,14 +95,15 @@ proptest! {
         let rows = batch.rows();
         let blocks = anchors::draw(&rows, &AnchorDraw { num_anchors, seed, epoch: 0 });
         let plan = batch.plan(&drafter(&config(KINDS[0], BLOCK), 1), &blocks);
-        let supervised = Vec::<f32>::try_from(plan.supervised.flatten(0, -1)).unwrap();
-        let labels = Vec::<i64>::try_from(plan.labels.flatten(0, -1)).unwrap();
-        for (index, block) in blocks.iter().enumerate() {
-            let end = rows.document(rows.document_of(block.anchor)).end;
+        let supervised = Vec::<f32>::try_from(given(&plan.supervised, &plan).flatten(0, -1)).unwrap();
+        let labels = Vec::<i64>::try_from(given(&plan.labels, &plan).flatten(0, -1)).unwrap();
+        prop_assert_eq!(plan.scored.size()[0], supervised.iter().sum::<f32>() as i64);
+        for (index, anchor) in blocks.iter().enumerate() {
+            let end = rows.document(rows.document_of(*anchor)).end;
             for slot in 0..BLOCK {
-                let counts = slot > 0 && block.anchor + slot < end;
+                let counts = slot > 0 && anchor + slot < end;
                 prop_assert_eq!(supervised[index * BLOCK + slot] == 1.0, counts);
-                prop_assert!(!counts || labels[index * BLOCK + slot] == i64::from(batch.token_ids[block.anchor + slot]));
+                prop_assert!(!counts || labels[index * BLOCK + slot] == i64::from(batch.token_ids[anchor + slot]));
             }
         }
     }

@@ -11,8 +11,8 @@ use model::speculate::{self, Limits};
 use model::target::Target;
 use tch::{Device, Kind, Tensor};
 
-use model::optimizer::AdamW;
 use super::schedule::Schedule;
+use model::optimizer::AdamW;
 
 const BLOCK: usize = 8;
 const STEPS: u64 = 250;
@@ -73,10 +73,10 @@ fn train(drafter: &mut Drafter, target: &Target, row: &[u32]) -> f64 {
     let taps = taps(target, row);
     let mut loss = f64::NAN;
     for step in 1..=STEPS {
-        let blocks = anchors::draw(&rows, &AnchorDraw { num_anchors: 64, seed: 1, epoch: step });
-        let plan = BlockPlan::new(&rows, &blocks, &drafter.plan_options());
+        let anchors = anchors::draw(&rows, &AnchorDraw { num_anchors: 64, seed: 1, epoch: step });
+        let plan = BlockPlan::new(&rows, &anchors, &drafter.plan_options());
         let noise = target.vocabulary().embed(&plan.token_ids);
-        let hidden = drafter.forward(&drafter.context(&taps), &noise, &plan);
+        let hidden = drafter.forward(&taps, &noise, &plan);
         let parts = loss::block_loss(&hidden, target.vocabulary().head(), &plan, Weighting::Decay { gamma: 4.0 });
         drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
         loss = parts.totals().loss();

@@ -80,13 +80,13 @@ impl Objective {
         consumer.phase(Phase::Anchors);
         let rows = packed(batch);
         let draw = AnchorDraw { num_anchors: self.num_anchors, seed: self.seed, epoch: self.plan.epoch_of(batch.id) };
-        let blocks = anchors::draw(&rows, &draw);
-        if blocks.is_empty() {
+        let anchors = anchors::draw(&rows, &draw);
+        if anchors.is_empty() {
             return;
         }
-        let plan = BlockPlan::new(&rows, &blocks, &drafter.plan_options());
+        let plan = BlockPlan::new(&rows, &anchors, &drafter.plan_options());
         consumer.phase(Phase::Draft);
-        let hidden = drafter.forward(&drafter.context(&batch.taps), &self.vocabulary.embed(&plan.token_ids), &plan);
+        let hidden = drafter.forward(&batch.taps, &self.vocabulary.embed(&plan.token_ids), &plan);
         consumer.phase(Phase::Loss);
         let parts = block_loss(&hidden, self.vocabulary.head(), &plan, self.weighting);
         consumer.phase(Phase::Backward);

@@ -22,15 +22,6 @@ pub struct PackedRows<'a> {
     pub row_ids: &'a [u64],
 }
 
-/// One block: where it starts, and whether it counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Index of the anchor token in the packed batch.
-    pub anchor: usize,
-    /// False for a block that only fills the tensor up to a round size: it sees and changes nothing.
-    pub keep: bool,
-}
-
 /// How anchors are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct AnchorDraw {
@@ -65,21 +56,15 @@ pub fn valid(loss_mask: &[u8]) -> Vec<usize> {
     loss_mask.windows(2).enumerate().filter(|(_, pair)| supervised_pair(pair)).map(|(position, _)| position).collect()
 }
 
-/// Draws the blocks of a packed batch, ascending.
-pub fn draw(rows: &PackedRows, draw: &AnchorDraw) -> Vec<Block> {
-    let mut blocks = Vec::new();
+/// Draws the anchors of a packed batch: token indices, ascending.
+pub fn draw(rows: &PackedRows, draw: &AnchorDraw) -> Vec<usize> {
+    let mut anchors = Vec::new();
     for (document, &row_id) in rows.documents().zip(rows.row_ids) {
         let candidates = valid(&rows.loss_mask[document.clone()]);
         let chosen = choose(candidates, draw.num_anchors, &mut row_generator(draw, row_id));
-        blocks.extend(chosen.into_iter().map(|position| Block { anchor: document.start + position, keep: true }));
+        anchors.extend(chosen.into_iter().map(|position| document.start + position));
     }
-    blocks
-}
-
-/// Appends blocks that do not count until their number is a multiple: few distinct tensor shapes keep a GPU's allocator
-/// and kernel plans warm.
-pub fn pad(blocks: &mut Vec<Block>, multiple: usize) {
-    blocks.resize(blocks.len().next_multiple_of(multiple), Block { anchor: 0, keep: false });
+    anchors
 }
 
 /// A generator of its own for each (seed, epoch, row): the three numbers are the cipher's key.
@@ -126,7 +111,7 @@ mod tests {
             &rows(&[0, 0, 1, 1, 1, 1], &[0, 3, 6], &[7, 8], &[0; 6]),
             &AnchorDraw { num_anchors: 9, seed: 1, epoch: 0 },
         );
-        assert_eq!(drawn.iter().map(|block| block.anchor).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(drawn, [3, 4]);
     }
 
     #[test]
@@ -134,9 +119,9 @@ mod tests {
         let options = AnchorDraw { num_anchors: 4, seed: 5, epoch: 2 };
         let alone = draw(&rows(&[1; 20], &[0, 20], &[9], &[0; 20]), &options);
         let packed = draw(&rows(&[1; 50], &[0, 30, 50], &[3, 9], &[0; 50]), &options);
-        let moved: Vec<_> = alone.iter().map(|block| block.anchor + 30).collect();
-        assert_eq!(packed[4..].iter().map(|block| block.anchor).collect::<Vec<_>>(), moved);
-        assert!(alone.windows(2).all(|pair| pair[0].anchor < pair[1].anchor), "ascending, each once");
+        let moved: Vec<_> = alone.iter().map(|anchor| anchor + 30).collect();
+        assert_eq!(packed[4..], moved);
+        assert!(alone.windows(2).all(|pair| pair[0] < pair[1]), "ascending, each once");
     }
 
     /// A document's share is its own: as many as it has valid anchors, up to `num_anchors`. Long neighbours take none of it.
@@ -146,7 +131,7 @@ mod tests {
         let packed = rows(&mask, &offsets, &row_ids, &[0; 440]);
         for (num_anchors, shares) in [(512, [19, 19, 399]), (64, [19, 19, 64]), (8, [8, 8, 8])] {
             let drawn = draw(&packed, &AnchorDraw { num_anchors, seed: 3, epoch: 0 });
-            let of = |document| drawn.iter().filter(|block| packed.document_of(block.anchor) == document).count();
+            let of = |document| drawn.iter().filter(|anchor| packed.document_of(**anchor) == document).count();
             assert_eq!([of(0), of(1), of(2)], shares);
         }
     }
@@ -166,9 +151,10 @@ mod tests {
     fn every_valid_anchor_is_equally_likely() {
         let mut hits = [0; 9];
         for epoch in 0..3000 {
-            for block in draw(&rows(&[1; 10], &[0, 10], &[1], &[0; 10]), &AnchorDraw { num_anchors: 3, seed: 1, epoch })
+            for anchor in
+                draw(&rows(&[1; 10], &[0, 10], &[1], &[0; 10]), &AnchorDraw { num_anchors: 3, seed: 1, epoch })
             {
-                hits[block.anchor] += 1;
+                hits[anchor] += 1;
             }
         }
         assert!(hits.iter().all(|&count| (900..1100).contains(&count)), "{hits:?}");

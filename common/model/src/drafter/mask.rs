@@ -4,6 +4,8 @@
 //! last committed token has not been through the target yet) and slots of its own block. Sliding layers add a moving
 //! window in positions and are causal inside the block (spec 1.5 rule 3).
 
+use std::ops::Range;
+
 use common::config::LayerType;
 use tch::{Device, Kind, Tensor};
 
@@ -43,35 +45,31 @@ impl Visibility {
         self.window.map_or(0, |window| (anchor + 1).saturating_sub(window))
     }
 
-    /// `sees_context` for many blocks at once: bool [blocks * B, keys] over the tokens `keys` of one document.
-    pub(crate) fn context_mask(
-        &self,
-        anchors: &[i64],
-        block_size: i64,
-        keys: std::ops::Range<i64>,
-        device: Device,
-    ) -> Tensor {
-        let rows = anchors.len() as i64 * block_size;
-        let anchors = Tensor::from_slice(anchors).to_device(device).view([-1, 1, 1]);
-        let keys_seen = keys.end - keys.start;
-        let keys = Tensor::arange_start(keys.start, keys.end, (Kind::Int64, device)).view([1, 1, -1]);
-        let before_anchor = keys.lt_tensor(&anchors).expand([-1, block_size, -1], false);
-        let visible = match self.window {
-            None => before_anchor.shallow_clone(),
-            Some(window) => {
-                let slots = Tensor::arange(block_size, (Kind::Int64, device)).view([1, -1, 1]);
-                (anchors + slots - keys).lt(window as i64).logical_and(&before_anchor)
-            }
-        };
-        visible.reshape([rows, keys_seen])
+    /// `sees_context` for blocks anchored at `anchors` i64 [..], in the count of their document's `keys`: bool
+    /// [.., 1 or B, keys].
+    pub(crate) fn context_mask(&self, anchors: &Tensor, block_size: i64, keys: Range<i64>) -> Tensor {
+        let anchors = anchors.unsqueeze(-1).unsqueeze(-1);
+        let integers = (Kind::Int64, anchors.device());
+        let keys = Tensor::arange_start(keys.start, keys.end, integers);
+        let before_anchor = keys.lt_tensor(&anchors);
+        let Some(window) = self.window else { return before_anchor };
+        let queries = anchors + Tensor::arange(block_size, integers).unsqueeze(-1);
+        (queries - keys).lt(window as i64).logical_and(&before_anchor)
     }
 
     /// `sees_slot` for `blocks` blocks side by side: bool [blocks * B, blocks * B], block diagonal.
     pub(crate) fn block_mask(&self, blocks: i64, block_size: i64, device: Device) -> Tensor {
-        let size = block_size as usize;
-        let one: Vec<bool> = (0..size * size).map(|cell| self.sees_slot(cell / size, cell % size)).collect();
-        let one = Tensor::from_slice(&one).view([block_size, block_size]).to_kind(Kind::Float);
-        Tensor::eye(blocks, (Kind::Float, Device::Cpu)).kron(&one).to_kind(Kind::Bool).to_device(device)
+        let slots = Tensor::arange(blocks * block_size, (Kind::Int64, device));
+        let block = slots.floor_divide_scalar(block_size);
+        let mut visible = block.unsqueeze(1).eq_tensor(&block);
+        let ahead = &slots - slots.unsqueeze(1); // of one block: key slot - query slot
+        if self.causal {
+            visible = visible.logical_and(&ahead.le(0));
+        }
+        if let Some(window) = self.window {
+            visible = visible.logical_and(&ahead.abs().lt(window as i64));
+        }
+        visible
     }
 }
 
@@ -141,9 +139,9 @@ mod tests {
     fn mask_tensors_follow_the_predicate() {
         let anchors = [3_i64, 5, 9];
         for rule in [FULL, sliding(4), sliding_both_ways(3)] {
-            let context = rule.context_mask(&anchors, 4, 1..9, Device::Cpu);
+            let context = rule.context_mask(&Tensor::from_slice(&anchors), 4, 1..9).expand([3, 4, 8], false);
+            let context = context.reshape([12, 8]);
             let block = rule.block_mask(3, 4, Device::Cpu);
-            assert_eq!(context.size(), [12, 8]);
             for row in 0..12_usize {
                 for column in 0..8_usize {
                     let expected = rule.sees_context(anchors[row / 4] as usize, row % 4, column + 1);

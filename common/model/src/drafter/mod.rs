@@ -10,11 +10,14 @@
 
 pub mod anchors;
 mod attention;
+mod context;
 mod layer;
+mod layout;
 pub mod loss;
 pub mod mask;
 mod parameters;
 pub mod plan;
+mod turn;
 
 use std::path::Path;
 
@@ -23,13 +26,15 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::nn::{KvCache, KvShape, Rotary, linear, rms_norm};
+use crate::nn::{KvCache, KvShape, Rotary, rms_norm};
 use crate::weights::{self, WeightsError};
-pub use anchors::{AnchorDraw, Block, PackedRows};
+pub use anchors::{AnchorDraw, PackedRows};
+use context::Context;
 use layer::Layer;
 pub use loss::{BlockTotals, LossParts, Weighting};
 pub use parameters::Parameters;
-pub use plan::{BlockPlan, PlanOptions};
+pub use plan::{BlockPlan, HostPlan, PlanOptions};
+use turn::Turn;
 
 /// Standard deviation of fresh weight matrices.
 const INITIAL_DEVIATION: f32 = 0.02;
@@ -49,9 +54,8 @@ pub enum SaveError {
 pub struct Drafter {
     config: DraftConfig,
     parameters: Parameters,
+    context: Context,
     layers: Vec<Layer>,
-    fc: Tensor, // [H, K*H]
-    hidden_norm: Tensor,
     norm: Tensor,
     rotary: Rotary,
 }
@@ -63,7 +67,7 @@ impl Drafter {
     /// No memory for weights and gradients.
     pub fn new(config: &DraftConfig, seed: u64, device: Device, kind: Kind) -> Result<Drafter, TchError> {
         let shapes = config.parameter_shapes();
-        let mut parameters = Parameters::zeros(&shapes, kind, device)?;
+        let mut parameters = Parameters::zeros(&flat_order(&shapes), kind, device)?;
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
         let fresh = shapes.into_iter().map(|(name, shape)| {
             let values = if shape.len() == 1 { vec![1.0; shape[0] as usize] } else { normal(&shape, &mut generator) };
@@ -80,18 +84,18 @@ impl Drafter {
     pub fn load(folder: &Path, config: &DraftConfig, device: Device, kind: Kind) -> Result<Drafter, WeightsError> {
         let shapes = config.parameter_shapes();
         let loaded = weights::load(folder, &shapes, kind, device)?;
-        let mut parameters = Parameters::zeros(&shapes, kind, device)
+        let mut parameters = Parameters::zeros(&flat_order(&shapes), kind, device)
             .map_err(|source| WeightsError::Tensor { name: "draft weights".to_owned(), source })?;
         parameters.assign_named(&loaded);
         Ok(Self::assemble(config, parameters, device))
     }
 
-    fn assemble(config: &DraftConfig, parameters: Parameters, device: Device) -> Drafter {
+    fn assemble(config: &DraftConfig, mut parameters: Parameters, device: Device) -> Drafter {
+        let layer = |index| Layer::new(config, index, &mut parameters);
         Drafter {
-            layers: (0..config.num_hidden_layers).map(|index| Layer::new(config, index, &parameters)).collect(),
-            fc: parameters.get("fc.weight"),
-            hidden_norm: parameters.get("hidden_norm.weight"),
-            norm: parameters.get("norm.weight"),
+            layers: (0..config.num_hidden_layers).map(layer).collect(),
+            context: Context::new(config, &mut parameters),
+            norm: parameters.leaf(&["norm.weight".to_owned()]),
             rotary: Rotary::new(&config.rope(), config.head_dim, device),
             config: config.clone(),
             parameters,
@@ -126,6 +130,7 @@ impl Drafter {
             block_size: self.config.block_size,
             mask_token_id: self.config.mask_token_id,
             group_blocks: group_blocks(self.config.block_size, values.device()),
+            context_unit: if values.device().is_cuda() { 64 } else { 8 },
             heads_per_key: self.config.num_attention_heads / self.config.num_key_value_heads,
             visibilities,
             kind: values.kind(),
@@ -133,20 +138,22 @@ impl Drafter {
         }
     }
 
-    /// The context stream of tapped hidden states: [T, K*H] to [T, H].
-    pub fn context(&self, taps: &Tensor) -> Tensor {
-        rms_norm(&linear(taps, &self.fc), &self.hidden_norm, self.config.rms_norm_eps)
-    }
-
-    /// Training: context [T, H] and embedded slots [N, B, H] to final hidden states [N, B, H], ready for the head.
-    pub fn forward(&self, context: &Tensor, noise: &Tensor, plan: &BlockPlan) -> Tensor {
-        let tables = self.rotary.tables(&plan.positions);
+    /// Training: hidden states of the tapped layers [T, K*H] and embedded slots [N, B, H] to final hidden states [N, B, H],
+    /// ready for the head.
+    pub fn forward(&self, taps: &Tensor, noise: &Tensor, plan: &BlockPlan) -> Tensor {
+        let (of_context, of_slots) = self.turn(&plan.positions).split(plan.context_rows());
+        let stream = self.context.stream(&plan.in_context(taps));
+        let context = self.context.keys_values(&stream, &of_context);
         let mut x = noise.reshape([-1, self.config.hidden_size as i64]);
-        for layer in &self.layers {
+        for (layer, context) in self.layers.iter().zip(&context) {
             let attention = plan.attention(layer.visibility());
-            x = layer.forward(&x, context, &tables, |q, k, v| attention.attend(q, k, v));
+            x = layer.forward(&x, &of_slots, |q, k, v| attention.attend(q, k, v, context));
         }
         rms_norm(&x, &self.norm, self.config.rms_norm_eps).view_as(noise)
+    }
+
+    fn turn(&self, positions: &Tensor) -> Turn {
+        Turn::new(&self.rotary.tables(positions), self.parameters.values().kind())
     }
 
     /// An empty cache for [`Drafter::propose`] with room for `capacity` tokens; more may come.
@@ -166,12 +173,13 @@ impl Drafter {
             let (past, slots) = (cache.len() as i64, noise.size()[0]);
             let start = past + taps.size()[0];
             let positions = Tensor::arange_start(past, start + slots, (Kind::Int64, taps.device()));
-            let tables = self.rotary.tables(&positions);
-            let context = self.context(taps);
+            let (of_context, of_slots) = self.turn(&positions).split(start - past);
+            let context = self.context.keys_values(&self.context.stream(taps), &of_context);
             let mut x = noise.shallow_clone();
-            for (index, layer) in self.layers.iter().enumerate() {
-                x = layer.forward(&x, &context, &tables, |q, k, v| {
-                    let (keys, values) = cache.append(index, k, v);
+            for (index, (layer, (keys, values))) in self.layers.iter().zip(&context).enumerate() {
+                x = layer.forward(&x, &of_slots, |q, k, v| {
+                    let both = |context: &Tensor, own: &Tensor| Tensor::cat(&[context, own], 0).transpose(0, 1);
+                    let (keys, values) = cache.append(index, &both(keys, k), &both(values, v));
                     attention::behind_cache(q, &keys, &values, layer.visibility())
                 });
             }
@@ -190,11 +198,23 @@ impl Drafter {
     }
 }
 
-/// Blocks per attention call. On a GPU a call should fill the device; on a CPU small groups waste less on the part of
-/// the mask that hides blocks from each other.
+/// Blocks of a group. Small ones waste less on the part of the mask that hides blocks from each other; large ones make
+/// fewer and larger calls.
 fn group_blocks(block_size: usize, device: Device) -> usize {
-    let queries = if device.is_cuda() { 512 } else { 128 };
-    (queries / block_size).max(1)
+    let slots = if device.is_cuda() { 256 } else { 128 };
+    (slots / block_size).max(1)
+}
+
+/// The order of weights in memory: layer by layer, and in each those that one product serves side by side.
+fn flat_order(shapes: &[(String, Vec<i64>)]) -> Vec<(String, Vec<i64>)> {
+    let place = |(name, _): &(String, Vec<i64>)| {
+        let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        let projection = ["q_proj", "k_proj", "v_proj"].iter().position(|part| name.contains(part));
+        (layer, projection, name.clone())
+    };
+    let mut ordered = shapes.to_vec();
+    ordered.sort_by_key(place);
+    ordered
 }
 
 /// Normal numbers from pairs of uniform ones (Box-Muller).

@@ -86,7 +86,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::drafter::{Block, BlockPlan, PackedRows};
+    use crate::drafter::{BlockPlan, PackedRows};
 
     fn target() -> Target {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/qwen3-sharded");
@@ -130,12 +130,12 @@ mod tests {
         let tokens: Vec<u32> = (0..20).map(|place| (place * 37 + 11) % 160).collect();
         let rows = PackedRows { token_ids: &tokens, loss_mask: &[1; 20], document_offsets: &[0, 20], row_ids: &[0] };
         let taps = TargetSession::new(&target, &[1], 20).unwrap().run(&tokens).taps;
-        let blocks: Vec<Block> = (1..19).map(|anchor| Block { anchor, keep: true }).collect();
-        let plan = BlockPlan::new(&rows, &blocks, &drafter.plan_options());
+        let anchors: Vec<usize> = (1..19).collect();
+        let plan = BlockPlan::new(&rows, &anchors, &drafter.plan_options());
         let noise = vocabulary.embed(&plan.token_ids);
-        let hidden = drafter.forward(&drafter.context(&taps), &noise, &plan);
+        let hidden = drafter.forward(&taps, &noise, &plan);
         for (block, anchor) in (1..19).enumerate() {
-            let predicted = most_likely(&vocabulary.logits(&hidden.get(block as i64)));
+            let predicted = most_likely(&vocabulary.logits(&hidden.get(plan.places[block] as i64)));
             let mut session = DrafterSession::new(vocabulary, &drafter, 4).unwrap();
             let drafts = session.propose(&taps.narrow(0, 0, anchor), tokens[anchor as usize], 7);
             assert_eq!(drafts, predicted[1..], "anchor {anchor}");

@@ -2,7 +2,7 @@
 
 use common::config::LayerType::{self, FullAttention, SlidingAttention};
 use common::model_config::DraftConfig;
-use model::drafter::{Block, BlockPlan, Drafter, PackedRows};
+use model::drafter::{BlockPlan, Drafter, PackedRows};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) const HIDDEN: i64 = 16;
@@ -93,26 +93,30 @@ impl Batch {
         }
     }
 
-    pub(crate) fn plan(&self, drafter: &Drafter, blocks: &[Block]) -> BlockPlan {
-        BlockPlan::new(&self.rows(), blocks, &drafter.plan_options())
+    pub(crate) fn plan(&self, drafter: &Drafter, anchors: &[usize]) -> BlockPlan {
+        BlockPlan::new(&self.rows(), anchors, &drafter.plan_options())
     }
 
     pub(crate) fn embed(&self, ids: &Tensor) -> Tensor {
         Tensor::embedding(&self.embedding, ids, -1, false, false)
     }
 
-    /// Final hidden states [N, B, H] of `blocks`.
-    pub(crate) fn hidden(&self, drafter: &Drafter, blocks: &[Block]) -> Tensor {
-        self.hidden_of(drafter, &self.plan(drafter, blocks))
+    /// Final hidden states [anchors, B, H] of the blocks at `anchors`, in their order.
+    pub(crate) fn hidden(&self, drafter: &Drafter, anchors: &[usize]) -> Tensor {
+        let plan = self.plan(drafter, anchors);
+        given(&self.hidden_of(drafter, &plan), &plan)
     }
 
+    /// Final hidden states [N, B, H] as the plan lays them out.
     pub(crate) fn hidden_of(&self, drafter: &Drafter, plan: &BlockPlan) -> Tensor {
-        drafter.forward(&drafter.context(&self.taps), &self.embed(&plan.token_ids), plan)
+        drafter.forward(&self.taps, &self.embed(&plan.token_ids), plan)
     }
 }
 
-pub(crate) fn kept(anchors: &[usize]) -> Vec<Block> {
-    anchors.iter().map(|&anchor| Block { anchor, keep: true }).collect()
+/// Of [N, ..] the blocks at the anchors that the plan was made for, in their order.
+pub(crate) fn given(blocks: &Tensor, plan: &BlockPlan) -> Tensor {
+    let places: Vec<i64> = plan.places.iter().map(|place| *place as i64).collect();
+    blocks.index_select(0, &Tensor::from_slice(&places))
 }
 
 /// Largest difference relative to the larger of the two, 0 for equal tensors.
