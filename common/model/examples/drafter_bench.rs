@@ -4,7 +4,8 @@
 //!
 //! A step is everything that a drafter does with a batch once it has it: anchors, plan, forward, loss, backward, clipping and
 //! AdamW. Prints one JSON object a line (name, value, unit). Keys: `device` (cpu, cuda), `rows`, `seq`, `anchors`, `steps`,
-//! `group` (blocks of an attention group), and `mixed=1`: rows of random lengths between half of `seq` and `seq`.
+//! `group` (blocks of an attention group; several, joined by commas, are measured in turn), and `mixed=1`: rows of random
+//! lengths between half of `seq` and `seq`.
 
 #![allow(
     clippy::print_stdout,
@@ -115,7 +116,7 @@ impl Bench {
             head: random(vocabulary, hidden),
             taps: random(size.rows * size.seq, draft.target_layer_ids.len() * hidden),
             mixed: options.number("mixed", 0) != 0,
-            group: options.number("group", drafter.plan_options().group_blocks),
+            group: drafter.plan_options().group_blocks,
             random: ChaCha8Rng::seed_from_u64(1),
             step: 0,
             drafter,
@@ -160,7 +161,7 @@ impl Bench {
         mark();
         self.drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
         mark();
-        let _ = self.optimizer.update(self.drafter.parameters_mut(), parts.denominator, 6e-4).unwrap();
+        let _ = self.optimizer.update(self.drafter.parameters_mut(), parts.denominator, 6e-4);
         mark();
     }
 }
@@ -203,7 +204,16 @@ fn main() {
     size.anchors = options.number("anchors", size.anchors);
     let mut bench = Bench::new(size, device, &options);
     let steps = options.number("steps", 20);
+    let Some(groups) = options.text("group") else {
+        return measure(&mut bench, &format!("drafter {name}"), device, steps);
+    };
+    for group in groups.split(',') {
+        bench.group = group.parse().unwrap();
+        measure(&mut bench, &format!("drafter {name}, groups of {group}"), device, steps);
+    }
+}
 
+fn measure(bench: &mut Bench, name: &str, device: Device, steps: usize) {
     for _ in 0..steps.min(5) {
         let batch = bench.batch();
         bench.step(&batch, &mut || {});
@@ -218,13 +228,13 @@ fn main() {
         seconds.push(start.elapsed().as_secs_f64());
         rates.push(batch.token_ids.len() as f64 / start.elapsed().as_secs_f64());
         if step == 50 {
-            print(&format!("drafter {name} memory after step 50"), memory_gb(device), "GB");
+            print(&format!("{name}: memory after step 50"), memory_gb(device), "GB");
         }
     }
-    print(&format!("drafter {name} step"), median(seconds) * 1e3, "ms");
-    print(&format!("drafter {name}"), median(rates), "tokens/s");
-    print(&format!("drafter {name} memory after step {steps}"), memory_gb(device), "GB");
-    breakdown(&mut bench, &name, device, steps.min(10));
+    print(&format!("{name}: step"), median(seconds) * 1e3, "ms");
+    print(name, median(rates), "tokens/s");
+    print(&format!("{name}: memory after step {steps}"), memory_gb(device), "GB");
+    breakdown(bench, name, device, steps.min(10));
 }
 
 /// Milliseconds by part, with a wait for the device after each.
@@ -241,6 +251,6 @@ fn breakdown(bench: &mut Bench, name: &str, device: Device, steps: usize) {
         });
     }
     for (part, times) in PARTS.iter().zip(by_part) {
-        print(&format!("drafter {name} {part}"), median(times), "ms");
+        print(&format!("{name}: {part}"), median(times), "ms");
     }
 }

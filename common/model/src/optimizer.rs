@@ -1,10 +1,12 @@
 //! AdamW over float32 masters of the drafter's weights, with global-norm clipping.
 //!
-//! Masters and moments are flat tensors in the order of the sorted names, as the drafter's weights and gradients are; a
-//! step is a handful of operations over them. When the drafter computes in float32 its weights are the masters.
+//! Masters and moments are flat tensors in the order of the drafter's weights and gradients. On a GPU a step is one kernel
+//! over them, and the host learns of the gradient's norm when it asks; without that kernel it is a handful of operations.
+//! When the drafter computes in float32 its weights are the masters.
 
 use std::path::Path;
 
+use crate::cuda::step::{AdamWState, AdamWStep, StepKernels};
 use crate::drafter::Parameters;
 use crate::weights::{self, SaveError, WeightsError};
 use common::config::TrainingSection;
@@ -14,10 +16,10 @@ const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
 const EPSILON: f64 = 1e-8;
 
-/// Elements updated at a time: bounds what temporaries take.
-const CHUNK: i64 = 1 << 24;
+/// Elements updated at a time: bounds what temporaries take, and fits them into a processor's cache.
+const CHUNK: i64 = 1 << 16;
 
-/// A step that must not be taken.
+/// A step that was not taken.
 #[derive(Debug, thiserror::Error)]
 #[error("the gradient of optimizer step {step} is not finite (its norm is {norm})")]
 pub struct NotFinite {
@@ -56,42 +58,63 @@ impl AdamW {
         }
     }
 
-    /// Takes one step with the gradient divided by `denominator`, then forgets the gradient. Returns the norm that the
-    /// divided gradient had before it was clipped.
-    ///
-    /// # Errors
-    /// The norm is infinite or not a number: weights and state stay as they are.
-    pub fn update(&mut self, parameters: &mut Parameters, denominator: f64, rate: f64) -> Result<f64, NotFinite> {
-        let mut gradient = parameters.gradient().shallow_clone();
-        let norm = gradient.norm().double_value(&[]) / denominator;
-        if !norm.is_finite() {
-            return Err(NotFinite { step: self.step + 1, norm });
+    /// Takes one step with the gradient divided by `denominator`, then forgets the gradient. Where the norm is infinite or
+    /// not a number, weights and state stay as they are. The host does not wait for a GPU.
+    pub fn update(&mut self, parameters: &mut Parameters, denominator: f64, rate: f64) -> GradientNorm {
+        let norm = parameters.gradient().norm();
+        let taken = self.step + 1;
+        let step = AdamWStep {
+            denominator,
+            max_norm: self.max_grad_norm,
+            step_size: rate / (1.0 - BETA1.powf(taken as f64)),
+            correction2: 1.0 / (1.0 - BETA2.powf(taken as f64)).sqrt(),
+            kept: 1.0 - rate * self.weight_decay,
+            beta1: BETA1,
+            beta2: BETA2,
+            epsilon: EPSILON,
+        };
+        self.step = taken;
+        match StepKernels::of(norm.device()) {
+            Some(kernels) => kernels.adamw(&self.state(parameters), &norm, &step),
+            None => self.update_in_chunks(parameters, &norm, &step),
         }
-        let clipped = (self.max_grad_norm / (norm + 1e-6)).min(1.0);
-        let _ = gradient.g_mul_scalar_(clipped / denominator);
-        self.step += 1;
+        GradientNorm { step: taken, norm: norm.to_kind(Kind::Double) / denominator }
+    }
+
+    fn state<'a>(&'a self, parameters: &'a Parameters) -> AdamWState<'a> {
+        AdamWState {
+            masters: &self.masters,
+            first_moments: &self.first_moments,
+            second_moments: &self.second_moments,
+            gradient: parameters.gradient(),
+            weights: (parameters.values().kind() != Kind::Float).then(|| parameters.values()),
+        }
+    }
+
+    /// What the kernel does, by libtorch's operations.
+    fn update_in_chunks(&self, parameters: &mut Parameters, norm: &Tensor, step: &AdamWStep) {
+        let mean_norm = norm.double_value(&[]) / step.denominator;
+        if !mean_norm.is_finite() {
+            return parameters.zero_gradient();
+        }
+        let scale = (step.max_norm / (mean_norm + 1e-6)).min(1.0) / step.denominator;
         let total = self.masters.size()[0];
         for start in (0..total).step_by(CHUNK as usize) {
-            self.update_chunk(&gradient, start, CHUNK.min(total - start), rate);
+            let chunk = |flat: &Tensor| flat.narrow(0, start, CHUNK.min(total - start));
+            let gradient = chunk(parameters.gradient()) * scale;
+            let (mut master, mut first, mut second) =
+                (chunk(&self.masters), chunk(&self.first_moments), chunk(&self.second_moments));
+            let _ = first.lerp_(&gradient, 1.0 - step.beta1);
+            let _ = second.g_mul_scalar_(step.beta2);
+            second += gradient.square() * (1.0 - step.beta2);
+            let root = second.sqrt() * step.correction2 + step.epsilon;
+            if step.kept != 1.0 {
+                let _ = master.g_mul_scalar_(step.kept);
+            }
+            master -= first / root * step.step_size;
         }
         parameters.assign(&self.masters);
         parameters.zero_gradient();
-        Ok(norm)
-    }
-
-    fn update_chunk(&self, gradient: &Tensor, start: i64, length: i64, rate: f64) {
-        let chunk = |flat: &Tensor| flat.narrow(0, start, length);
-        let (gradient, mut master) = (chunk(gradient), chunk(&self.masters));
-        let (mut first, mut second) = (chunk(&self.first_moments), chunk(&self.second_moments));
-        let _ = first.lerp_(&gradient, 1.0 - BETA1);
-        let _ = second.g_mul_scalar_(BETA2);
-        second += gradient.square() * (1.0 - BETA2);
-        let (correction1, correction2) = (1.0 - BETA1.powf(self.step as f64), 1.0 - BETA2.powf(self.step as f64));
-        let scale = second.sqrt() * (1.0 / correction2.sqrt()) + EPSILON;
-        if self.weight_decay != 0.0 {
-            let _ = master.g_mul_scalar_(1.0 - rate * self.weight_decay);
-        }
-        master -= first / scale * (rate / correction1);
     }
 
     /// Writes masters and moments by name, float32, and the number of steps.
@@ -137,6 +160,35 @@ impl AdamW {
     }
 }
 
+/// The norm that a step's mean gradient had before it was clipped.
+pub struct GradientNorm {
+    step: u64,
+    norm: Tensor,
+}
+
+impl GradientNorm {
+    /// On the device, f64, no axis.
+    pub fn norm(&self) -> &Tensor {
+        &self.norm
+    }
+
+    /// Judges the norm once it has come to the host.
+    ///
+    /// # Errors
+    /// It is infinite or not a number: the step was not taken.
+    pub fn checked(step: u64, norm: f64) -> Result<f64, NotFinite> {
+        if norm.is_finite() { Ok(norm) } else { Err(NotFinite { step, norm }) }
+    }
+
+    /// Waits for the norm.
+    ///
+    /// # Errors
+    /// It is infinite or not a number: the step was not taken.
+    pub fn fetch(&self) -> Result<f64, NotFinite> {
+        GradientNorm::checked(self.step, self.norm.double_value(&[]))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tch::Device;
@@ -166,7 +218,7 @@ mod tests {
     fn steps(optimizer: &mut AdamW, parameters: &mut Parameters, steps: std::ops::Range<u32>) -> Vec<f64> {
         let step = |step| {
             parameters.set_gradient(&(gradient(parameters) * 3.0));
-            optimizer.update(parameters, 3.0, 0.1 / f64::from(step + 1)).unwrap()
+            optimizer.update(parameters, 3.0, 0.1 / f64::from(step + 1)).fetch().unwrap()
         };
         steps.map(step).collect()
     }
@@ -223,7 +275,7 @@ mod tests {
         let mut optimizer = AdamW::new(&parameters, &training(0.0));
         for _ in 0..50 {
             parameters.set_gradient(&Tensor::ones(7, (Kind::Float, Device::Cpu)));
-            optimizer.update(&mut parameters, 1.0, 1e-3).unwrap();
+            optimizer.update(&mut parameters, 1.0, 1e-3).fetch().unwrap();
         }
         assert!(list(parameters.values()).iter().all(|weight| (weight - 0.95).abs() < 4e-3));
     }
@@ -234,9 +286,46 @@ mod tests {
         let mut optimizer = AdamW::new(&parameters, &training(0.0));
         let before = list(parameters.values());
         parameters.set_gradient(&Tensor::full(7, f64::NAN, (Kind::Float, Device::Cpu)));
-        let error = optimizer.update(&mut parameters, 1.0, 0.1).unwrap_err();
+        let error = optimizer.update(&mut parameters, 1.0, 0.1).fetch().unwrap_err();
         assert_eq!(error.to_string(), "the gradient of optimizer step 1 is not finite (its norm is NaN)");
         assert_eq!(list(parameters.values()), before);
+    }
+
+    /// On a GPU the kernel does what the operations do; without one there is nothing to compare.
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn a_gpus_step_is_a_processors() {
+        let Some(device) = crate::runtime::test_gpu() else { return eprintln!("skipped: no GPU") };
+        let shapes = [("a".to_owned(), vec![1000, 33])];
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let start = Tensor::randn(33_000, (Kind::Float, Device::Cpu));
+            let mut both = [Device::Cpu, device].map(|device| {
+                let mut parameters = Parameters::zeros(&shapes, kind, device).unwrap();
+                parameters.assign(&start);
+                (AdamW::new(&parameters, &training(0.01)), parameters)
+            });
+            for step in 0..5 {
+                let gradient = Tensor::randn(33_000, (Kind::Float, Device::Cpu)) * 7.0;
+                let norms = both.each_mut().map(|(optimizer, parameters)| {
+                    parameters.set_gradient(&gradient);
+                    optimizer.update(parameters, 3.0, 0.1 / f64::from(step + 1)).fetch().unwrap()
+                });
+                assert!((norms[0] / norms[1] - 1.0).abs() < 1e-5, "{norms:?}");
+            }
+            let [(left, cpu), (right, gpu)] = &mut both;
+            for (left, right) in left.entries().iter().zip(right.entries()) {
+                let right = right.1.to_device(Device::Cpu);
+                assert!(left.1.allclose(&right, 1e-4, 1e-6, false), "{} of {kind:?}", left.0);
+            }
+            let rounded = right.masters.to_kind(kind);
+            assert_eq!(*gpu.values(), rounded);
+            assert_eq!(gpu.gradient().abs().max().double_value(&[]), 0.0, "the gradient is forgotten");
+            assert!(cpu.values().allclose(&gpu.values().to_device(Device::Cpu), 1e-2, 1e-3, false));
+            let before = right.masters.copy();
+            gpu.set_gradient(&Tensor::full(33_000, f64::INFINITY, (Kind::Float, Device::Cpu)));
+            assert!(right.update(gpu, 1.0, 0.1).fetch().is_err());
+            assert_eq!(right.masters, before);
+        }
     }
 
     #[test]

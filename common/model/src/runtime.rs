@@ -87,3 +87,11 @@ fn open_cuda() {
         tracing::debug!(?name, found = !handle.is_null(), "libtorch's CUDA half");
     }
 }
+
+/// A GPU for a test that needs one. Such tests run in a process of their own: the CUDA half of libtorch must be open before
+/// anything else touches it.
+#[cfg(test)]
+pub(crate) fn test_gpu() -> Option<Device> {
+    open_cuda();
+    (tch::Cuda::device_count() > 0).then_some(Device::Cuda(0))
+}

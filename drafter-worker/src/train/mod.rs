@@ -158,7 +158,7 @@ impl<'a> Trainer<'a> {
         // A step whose batches hold nothing to learn counts, but moves nothing: there is no mean of no losses.
         let norm = match sums.blocks.denominator {
             0.0 => 0.0,
-            denominator => self.optimizer.update(self.drafter.parameters_mut(), denominator, rate)?,
+            denominator => self.optimizer.update(self.drafter.parameters_mut(), denominator, rate).fetch()?,
         };
         let ids: Vec<BatchId> = batches.iter().map(|batch| batch.id).collect();
         consumer.trained(&ids, next)?;

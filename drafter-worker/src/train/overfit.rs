@@ -80,7 +80,7 @@ fn train(drafter: &mut Drafter, target: &Target, row: &[u32]) -> f64 {
         let parts = loss::block_loss(&hidden, target.vocabulary().head(), &plan, Weighting::Decay { gamma: 4.0 });
         drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
         loss = parts.totals().loss();
-        optimizer.update(drafter.parameters_mut(), parts.denominator, schedule.rate(Step(step))).unwrap();
+        optimizer.update(drafter.parameters_mut(), parts.denominator, schedule.rate(Step(step))).fetch().unwrap();
     }
     loss
 }

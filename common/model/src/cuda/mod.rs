@@ -10,6 +10,7 @@ pub mod flash;
 pub mod fused;
 pub(crate) mod memory;
 mod refusal;
+pub(crate) mod step;
 
 use std::ffi::c_int;
 use std::fmt;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 pub use refusal::{PairFacts, Refusal};
+pub use step::Late;
 
 /// The CUDA driver said no.
 #[derive(Debug, thiserror::Error)]

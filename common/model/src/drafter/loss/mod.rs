@@ -18,10 +18,11 @@ pub use metrics::BlockTotals;
 pub use weights::{Weighting, decay, dpace};
 
 use super::plan::BlockPlan;
+use crate::cuda::step::StepKernels;
 
-/// Logits held at a time, in elements (float32): enough to fill a GPU, on a CPU a fraction of its memory.
+/// Logits held at a time, in elements: enough to fill a GPU, on a CPU a fraction of its memory.
 fn chunk_logits(device: Device) -> i64 {
-    if device.is_cuda() { 1 << 28 } else { 1 << 24 }
+    if device.is_cuda() { 1 << 30 } else { 1 << 24 }
 }
 
 /// What one batch adds to a step.
@@ -91,10 +92,21 @@ struct Scored {
     d_rows: Tensor,  // [R, H] f32 or the compute type, not yet weighted
 }
 
-/// Softmax in float32. The loss is taken from the largest probability, which never underflows, so that one exponential
-/// per logit serves loss and gradient: logsumexp = max - ln(p_max).
+/// By one kernel over the logits where there is one.
 fn score(rows: &Tensor, labels: &Tensor, head: &Tensor) -> Scored {
     let logits = rows.matmul(&head.tr());
+    match StepKernels::of(logits.device()).filter(|_| StepKernels::scores(&logits)) {
+        Some(kernels) => {
+            let (nll, correct) = kernels.score(&logits, &labels.contiguous());
+            Scored { nll, correct, d_rows: logits.matmul(head) }
+        }
+        None => score_plainly(&logits, labels, head),
+    }
+}
+
+/// Softmax in float32. The loss is taken from the largest probability, which never underflows, so that one exponential
+/// per logit serves loss and gradient: logsumexp = max - ln(p_max).
+fn score_plainly(logits: &Tensor, labels: &Tensor, head: &Tensor) -> Scored {
     let (largest, guess) = logits.max_dim(1, false);
     let label_logits = logits.gather(1, &labels.unsqueeze(1), false).squeeze_dim(1).to_kind(Kind::Float);
     let mut probabilities = logits.softmax(1, Kind::Float);
