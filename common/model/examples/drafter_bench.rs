@@ -250,6 +250,14 @@ fn breakdown(bench: &mut Bench, name: &str, device: Device, steps: usize) {
             (last, part) = (Instant::now(), part + 1);
         });
     }
+    let norms = (0..steps).map(|_| {
+        synchronize(device);
+        let start = Instant::now();
+        let _ = bench.drafter.parameters().gradient().norm();
+        synchronize(device);
+        start.elapsed().as_secs_f64() * 1e3
+    });
+    print(&format!("{name}: gradient's norm, part of the optimizer"), median(norms.collect()), "ms");
     for (part, times) in PARTS.iter().zip(by_part) {
         print(&format!("{name}: {part}"), median(times), "ms");
     }

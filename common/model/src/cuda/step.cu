@@ -14,24 +14,52 @@ __device__ inline bf16 narrow(float x) {
 
 // One AdamW step (decoupled decay) over float32 masters, on the gradient's sum divided by `denominator` and clipped to the
 // global norm `max_norm`. `norm` is that of the undivided gradient; when it is not finite nothing changes but the gradient,
-// which is forgotten in any case. `weights` are the masters rounded, or null. `correction2` is 1 / sqrt(1 - beta2^t).
-extern "C" __global__ void adamw(float* master, float* first, float* second, float* gradient, bf16* weights,
+// which is forgotten in any case. `weights` are the masters rounded, or null. `correction2` is 1 / sqrt(1 - beta2^t), `new1`
+// and `new2` are 1 - beta1 and 1 - beta2. Four weights a thread.
+extern "C" __global__ void adamw(float4* master, float4* first, float4* second, float4* gradient, ushort4* weights,
                                  const float* norm, unsigned long long count, float denominator, float max_norm,
-                                 float step_size, float correction2, float kept, float beta1, float beta2, float epsilon) {
+                                 float step_size, float correction2, float kept, float new1, float beta2, float new2,
+                                 float epsilon) {
     const unsigned long long index = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= count) return;
+    if (4 * index >= count) return;
+    const int lanes = count - 4 * index < 4 ? (int)(count - 4 * index) : 4;
     const float mean_norm = *norm / denominator;
-    const float raw = gradient[index];
-    gradient[index] = 0.0f;
-    if (!isfinite(mean_norm)) return;
-    const float g = raw * (fminf(max_norm / (mean_norm + 1e-6f), 1.0f) / denominator);
-    const float m = first[index] + (g - first[index]) * (1.0f - beta1);
-    const float v = second[index] * beta2 + g * g * (1.0f - beta2);
-    first[index] = m;
-    second[index] = v;
-    const float w = master[index] * kept - step_size * m / (sqrtf(v) * correction2 + epsilon);
-    master[index] = w;
-    if (weights) weights[index] = narrow(w);
+    const bool finite = isfinite(mean_norm);
+    const float scale = fminf(max_norm / (mean_norm + 1e-6f), 1.0f) / denominator;
+    float* const at[4] = {(float*)(master + index), (float*)(first + index), (float*)(second + index),
+                          (float*)(gradient + index)};
+    __align__(16) float w[4], m[4], v[4], g[4];
+    if (lanes == 4) {
+        *(float4*)w = master[index];
+        *(float4*)m = first[index];
+        *(float4*)v = second[index];
+        *(float4*)g = gradient[index];
+    } else {
+        for (int i = 0; i < lanes; i++) w[i] = at[0][i], m[i] = at[1][i], v[i] = at[2][i], g[i] = at[3][i];
+    }
+    __align__(8) bf16 rounded[4];
+    for (int i = 0; i < 4; i++) {
+        if (finite) {
+            const float mean = g[i] * scale;
+            m[i] += (mean - m[i]) * new1;
+            v[i] = v[i] * beta2 + mean * mean * new2;
+            w[i] = w[i] * kept - step_size * m[i] / (sqrtf(v[i]) * correction2 + epsilon);
+        }
+        g[i] = 0.0f;
+        rounded[i] = narrow(w[i]);
+    }
+    if (lanes == 4) {
+        master[index] = *(float4*)w;
+        first[index] = *(float4*)m;
+        second[index] = *(float4*)v;
+        gradient[index] = *(float4*)g;
+        if (weights) weights[index] = *(ushort4*)rounded;
+        return;
+    }
+    for (int i = 0; i < lanes; i++) {
+        at[0][i] = w[i], at[1][i] = m[i], at[2][i] = v[i], at[3][i] = g[i];
+        if (weights) ((bf16*)(weights + index))[i] = rounded[i];
+    }
 }
 
 struct Best {

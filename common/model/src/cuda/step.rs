@@ -88,7 +88,8 @@ impl StepKernels {
         let norm = address(norm, Kind::Float, 1);
         let elements = count as u64;
         let numbers = [step.denominator, step.max_norm, step.step_size, step.correction2, step.kept];
-        let numbers = [numbers.as_slice(), &[step.beta1, step.beta2, step.epsilon]].concat();
+        let moments = [1.0 - step.beta1, step.beta2, 1.0 - step.beta2, step.epsilon];
+        let numbers = [numbers.as_slice(), &moments].concat();
         let numbers: Vec<f32> = numbers.into_iter().map(|number| number as f32).collect();
         let mut launch = self.stream.launch_builder(&self.adamw);
         let addresses = [masters, first, second, gradient, weights, norm];
@@ -99,7 +100,7 @@ impl StepKernels {
         for number in &numbers {
             launch.arg(number);
         }
-        let grid = u32::try_from(count.div_ceil(THREADS as usize)).expect("fewer than 2^40 weights");
+        let grid = u32::try_from(count.div_ceil(4 * THREADS as usize)).expect("fewer than 2^42 weights");
         let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments are the kernel's, and `address` has checked that each tensor has `count` elements.
         expect_launched(unsafe { launch.launch(config) });

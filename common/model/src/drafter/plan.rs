@@ -11,6 +11,7 @@ use super::anchors::PackedRows;
 use super::attention::AttentionPlan;
 use super::layout::{Layout, Placed};
 use super::mask::Visibility;
+use crate::runtime;
 
 /// What a plan must know of the drafter; see `Drafter::plan_options`.
 #[derive(Clone, Debug)]
@@ -192,11 +193,7 @@ impl BlockPlan {
 
 /// Lists of integers on the device, in one copy that the host does not wait for.
 fn upload<const N: usize>(lists: [&Vec<i64>; N], device: Device) -> [Tensor; N] {
-    let host = Tensor::from_slice(&lists.map(Vec::as_slice).concat());
-    let all = match device {
-        Device::Cpu => host,
-        _ => host.pin_memory(device).to_device_(device, Kind::Int64, true, false),
-    };
+    let all = runtime::upload(&lists.map(Vec::as_slice).concat(), device);
     let mut start = 0;
     lists.map(|list| {
         let part = all.narrow(0, start, list.len() as i64);
