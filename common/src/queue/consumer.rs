@@ -164,7 +164,8 @@ impl ReadLease {
     /// # Errors
     /// [`LeaseError::Lost`], [`LeaseError::Wait`].
     pub fn release(mut self) -> Result<(), LeaseError> {
-        self.place.lock()?.release(self.hold, now()).map_err(|_| LeaseError::Lost(self.hold.batch))?;
+        let now = now();
+        self.place.lock()?.release(self.hold, now).map_err(|_| LeaseError::Lost(self.hold.batch))?;
         self.settled = true;
         self.place.count_batch();
         Ok(())

@@ -122,7 +122,8 @@ impl WriteLease {
         let writer = self.checksum.map_or(0, |_| u32::from(self.place.holder.code));
         slot.payload_writer.store(writer, Ordering::Relaxed);
         slot.payload_checksum.store(self.checksum.unwrap_or_default(), Ordering::Relaxed);
-        self.place.lock()?.publish(self.hold, bucket, now()).map_err(|_| LeaseError::Lost(self.hold.batch))?;
+        let now = now();
+        self.place.lock()?.publish(self.hold, bucket, now).map_err(|_| LeaseError::Lost(self.hold.batch))?;
         self.settled = true;
         self.place.count_batch();
         Ok(())

@@ -251,6 +251,8 @@ shared_struct! {
         high_water: AtomicU32,
         /// Batches published.
         produced: AtomicU64,
+        /// Keeps what targets count out of the cache line of what drafters count.
+        apart: [AtomicU64; 6],
         /// Batches released.
         consumed: AtomicU64,
         /// Batches that went back from a drafter to READY.
