@@ -1,6 +1,6 @@
-//! The same work as `benches/queue.rs` (64 KiB written by one side, summed by the other), passed by crossbeam's
-//! `ArrayQueue` between two threads and by iceoryx2's publish-subscribe between two processes. Both poll: neither has a
-//! way to sleep until something comes.
+//! The same work as `benches/queue.rs` (64 KiB copied in and stamped by one side, summed by the other, as many items, the
+//! same warm-up and pace, each side on a core of its own), passed by crossbeam's `ArrayQueue` between two threads and by
+//! iceoryx2's publish-subscribe between two processes. Both poll: neither has a way to sleep until something comes.
 
 use std::hint::black_box;
 use std::io::Read;
@@ -10,11 +10,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_queue::ArrayQueue;
 use iceoryx2::prelude::*;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 
 const PAYLOAD: usize = 64 << 10;
 const CAPACITY: usize = 8;
-const SATURATED: usize = 5_000;
-const PACED: usize = 2_000;
+const SATURATED: usize = 20_000;
+const PACED: usize = 3_000;
 const PACE: Duration = Duration::from_micros(200);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -23,7 +25,7 @@ fn main() -> Outcome<()> {
     iceoryx2::prelude::set_log_level(LogLevel::Error);
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.get(1).is_some_and(|first| first == "publish") {
-        return publish(&arguments[2], count(arguments[3] == "paced"), arguments[3] == "paced");
+        return publish(&arguments[2], arguments[3] == "paced");
     }
     report("crossbeam", array_queue)?;
     report("iceoryx2", subscribe)
@@ -31,6 +33,27 @@ fn main() -> Outcome<()> {
 
 fn count(is_paced: bool) -> usize {
     if is_paced { PACED } else { SATURATED }
+}
+
+/// Items that are passed but not counted, before the others.
+fn warm_up(is_paced: bool) -> usize {
+    count(is_paced) / 10
+}
+
+/// Each side has a core of its own; without a second one the kernel refuses, and they share.
+fn pin(core: usize) {
+    let mut cores = CpuSet::new();
+    let _ = cores.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &cores));
+}
+
+/// Takes all items: the seconds for those that count, and their ages.
+fn take_all(is_paced: bool, mut take: impl FnMut() -> Outcome<u64>) -> Outcome<(f64, Vec<u64>)> {
+    for _ in 0..warm_up(is_paced) {
+        take()?;
+    }
+    let started = Instant::now();
+    let ages = (0..count(is_paced)).map(|_| take()).collect::<Outcome<Vec<u64>>>()?;
+    Ok((started.elapsed().as_secs_f64(), ages))
 }
 
 fn report(name: &str, measure: fn(bool) -> Outcome<(f64, Vec<u64>)>) -> Outcome<()> {
@@ -68,11 +91,11 @@ fn use_up(bytes: &[u8], popped: u64) -> u64 {
 fn array_queue(is_paced: bool) -> Outcome<(f64, Vec<u64>)> {
     let (full, empty) = (ArrayQueue::new(CAPACITY), ArrayQueue::new(CAPACITY));
     (0..CAPACITY).for_each(|_| drop(empty.push(vec![0u8; PAYLOAD])));
-    let (mut ages, started) = (Vec::with_capacity(SATURATED), Instant::now());
     thread::scope(|scope| {
         scope.spawn(|| {
+            pin(1);
             let source = vec![7u8; PAYLOAD];
-            for _ in 0..count(is_paced) {
+            for _ in 0..warm_up(is_paced) + count(is_paced) {
                 let mut buffer = poll(|| empty.pop());
                 fill(&mut buffer, &source);
                 drop(full.push(buffer));
@@ -81,13 +104,14 @@ fn array_queue(is_paced: bool) -> Outcome<(f64, Vec<u64>)> {
                 }
             }
         });
-        while ages.len() < count(is_paced) {
+        pin(0);
+        take_all(is_paced, || {
             let buffer = poll(|| full.pop());
-            ages.push(use_up(&buffer, now()));
+            let age = use_up(&buffer, now());
             drop(empty.push(buffer));
-        }
-    });
-    Ok((started.elapsed().as_secs_f64(), ages))
+            Ok(age)
+        })
+    })
 }
 
 fn poll<T>(mut ask: impl FnMut() -> Option<T>) -> T {
@@ -112,23 +136,18 @@ fn subscribe(is_paced: bool) -> Outcome<(f64, Vec<u64>)> {
     let subscriber = service.subscriber_builder().create()?;
     let mut child =
         Command::new(std::env::current_exe()?).args(["publish", &name, mode]).stdin(Stdio::piped()).spawn()?;
-    let (mut ages, mut started) = (Vec::with_capacity(SATURATED), None);
-    while ages.len() < count(is_paced) {
-        let Some(sample) = subscriber.receive()? else {
-            thread::yield_now();
-            continue;
-        };
-        let popped = now();
-        started.get_or_insert_with(Instant::now);
-        ages.push(use_up(sample.payload(), popped));
-    }
-    let seconds = started.map_or(0.0, |started: Instant| started.elapsed().as_secs_f64());
+    pin(0);
+    let taken = take_all(is_paced, || {
+        let sample = poll(|| subscriber.receive().transpose())?;
+        Ok(use_up(sample.payload(), now()))
+    });
     drop(child.stdin.take());
     child.wait()?;
-    Ok((seconds, ages))
+    taken
 }
 
-fn publish(name: &str, items: usize, is_paced: bool) -> Outcome<()> {
+fn publish(name: &str, is_paced: bool) -> Outcome<()> {
+    pin(1);
     let node = NodeBuilder::new().create::<ipc::Service>()?;
     let service = node
         .service_builder(&name.try_into()?)
@@ -141,10 +160,11 @@ fn publish(name: &str, items: usize, is_paced: bool) -> Outcome<()> {
         .initial_max_slice_len(PAYLOAD)
         .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
         .create()?;
-    let mut source = vec![7u8; PAYLOAD];
-    for _ in 0..items {
-        source[..8].copy_from_slice(&now().to_ne_bytes());
-        publisher.loan_slice_uninit(PAYLOAD)?.write_from_slice(&source).send()?;
+    let source = vec![7u8; PAYLOAD];
+    for _ in 0..warm_up(is_paced) + count(is_paced) {
+        let mut sample = publisher.loan_slice_uninit(PAYLOAD)?.write_from_slice(&source);
+        sample.payload_mut()[..8].copy_from_slice(&now().to_ne_bytes());
+        sample.send()?;
         if is_paced {
             thread::sleep(PACE);
         }
