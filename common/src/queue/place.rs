@@ -253,7 +253,7 @@ impl Place {
         let bell = group.bell(self.shared.control());
         let mut waits = Waits::Awake;
         loop {
-            // BELL: Acquire, paired with the Release of `ring::raise`: what is raised later ends the sleep below.
+            // BELL: Acquire, paired with the Release of `bell::raise`: what is raised later ends the sleep below.
             let seen = bell.word.load(Ordering::Acquire);
             if self.shared.is_aborted() {
                 return Err(WaitError::Aborted);
