@@ -90,7 +90,7 @@ impl QueueOwner {
             let pid = shared.participants()[usize::from(code) - 1].pid.load(Ordering::Relaxed);
             return Err(ReclaimError::Alive { role, rank, pid });
         }
-        Ok(shared.lock(LAUNCHER)?.reclaim(code, now()))
+        Ok(shared.lock(LAUNCHER, || ())?.reclaim(code, now()))
     }
 
     /// Makes `trained` (half-open id ranges, ascending) the trained set: the one of the checkpoint that training goes
@@ -100,7 +100,7 @@ impl QueueOwner {
     /// # Errors
     /// [`WaitError`] if the lock cannot be had.
     pub fn rewind(&self, trained: &[(u64, u64)]) -> Result<(), WaitError> {
-        self.queue.shared.lock(LAUNCHER)?.rewind(trained, now());
+        self.queue.shared.lock(LAUNCHER, || ())?.rewind(trained, now());
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl QueueOwner {
     /// # Errors
     /// [`WaitError`] if the lock cannot be had.
     pub fn forfeit_slots(&self, slots: Range<u32>) -> Result<u64, WaitError> {
-        Ok(self.queue.shared.lock(LAUNCHER)?.forfeit(slots, now()))
+        Ok(self.queue.shared.lock(LAUNCHER, || ())?.forfeit(slots, now()))
     }
 
     /// These slots have memory again: that version of their part.
@@ -119,7 +119,7 @@ impl QueueOwner {
     /// # Errors
     /// [`WaitError`] if the lock cannot be had.
     pub fn restore_slots(&self, slots: Range<u32>, version: u32) -> Result<(), WaitError> {
-        self.queue.shared.lock(LAUNCHER)?.restore(slots, version);
+        self.queue.shared.lock(LAUNCHER, || ())?.restore(slots, version);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! A process's place at the queue: its record, its presence, its right to take the lock, and its waits.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,12 +106,15 @@ impl Shared {
         is_held(&self.file, byte).unwrap_or(true)
     }
 
-    /// Takes the lock, waiting at most [`LOCK_PATIENCE`].
-    pub(super) fn lock(&self, me: Holder) -> Result<Locked<'_, Shared>, WaitError> {
+    /// Takes the lock, waiting at most [`LOCK_PATIENCE`]; `asleep` is called before each sleep.
+    pub(super) fn lock(&self, me: Holder, asleep: impl Fn()) -> Result<Locked<'_, Shared>, WaitError> {
         let started = OnceCell::new();
-        self.ring().lock(me, self, |holder| match started.get_or_init(Instant::now).elapsed() {
-            after if after < LOCK_PATIENCE => Ok(()),
-            after => Err(WaitError::Timeout { what: self.lock_held_by(holder), after }),
+        self.ring().lock(me, self, |holder| {
+            asleep();
+            match started.get_or_init(Instant::now).elapsed() {
+                after if after < LOCK_PATIENCE => Ok(()),
+                after => Err(WaitError::Timeout { what: self.lock_held_by(holder), after }),
+            }
         })
     }
 
@@ -215,8 +218,19 @@ impl Place {
         &self.shared.participants()[usize::from(self.holder.code) - 1]
     }
 
+    /// Takes the lock; says so while it waits, unless another thread of this process waits for something and says that.
     pub(super) fn lock(&self) -> Result<Locked<'_, Shared>, WaitError> {
-        self.shared.lock(self.holder)
+        let (has_said, waits_for) = (Cell::new(false), &self.record().waits_for);
+        let locked = self.shared.lock(self.holder, || {
+            if waits_for.load(Ordering::Relaxed) == 0 {
+                self.say_wait(Blocked::LOCK_CODE, now());
+                has_said.set(true);
+            }
+        });
+        if has_said.get() && waits_for.load(Ordering::Relaxed) == Blocked::LOCK_CODE {
+            waits_for.store(0, Ordering::Relaxed);
+        }
+        locked
     }
 
     pub(super) fn set_gauge(&self, gauge: Gauge, value: f64) {
@@ -285,13 +299,17 @@ impl Place {
     }
 
     fn note_wait(&self, track: Track, code: u32) {
-        let record = self.record();
-        if record.waits_for.load(Ordering::Relaxed) != code {
+        if self.record().waits_for.load(Ordering::Relaxed) != code {
             let now = now();
             self.times(track).enter(Phase::waiting(code) as u32, now);
-            record.waits_since_ns.store(now, Ordering::Relaxed);
-            record.waits_for.store(code, Ordering::Relaxed);
+            self.say_wait(code, now);
         }
+    }
+
+    fn say_wait(&self, code: u32, now: u64) {
+        let record = self.record();
+        record.waits_since_ns.store(now, Ordering::Relaxed);
+        record.waits_for.store(code, Ordering::Relaxed);
     }
 
     /// Why a wait did not end, for the person who reads the error.

@@ -137,6 +137,10 @@ impl<'a, P: Peers> Locked<'a, P> {
         let age = now.saturating_sub(shared.since_ns.load(Ordering::Relaxed));
         self.commit(slot, word, now);
         ring.ledger.set(hold.batch, BatchState::Held(self.me.code));
+        if self.open() == Err(None) {
+            // It was the last one: others wait for nothing.
+            self.ring_ready.set(true);
+        }
         self.count(hold, |tally| &tally.aged, age);
         self.note(Deed::Pop, hold, now);
         hold
