@@ -5,12 +5,13 @@ mod queue_world;
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::ids::{Rank, Role, Step};
-use common::queue::{Queue, QueueOwner, QueueSpec, Snapshot};
-use nix::sys::signal::{Signal, kill};
+use common::queue::{Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot};
+use nix::sys::signal::{Signal, kill, raise};
 use nix::unistd::Pid;
 use queue_world::*;
 
@@ -18,8 +19,15 @@ const NAME: &str = "TANDEM_TEST_QUEUE";
 const PLACE: &str = "TANDEM_TEST_PLACE";
 const BATCHES: u64 = 40_000;
 const KILLS: u32 = 200;
+/// More batches than the workers get through while a test lasts.
+const FOR_EVER: u64 = 1 << 18;
+/// Each test has the machine's cores to itself.
+static ALONE: Mutex<()> = Mutex::new(());
+/// The place of a target 0 that stops itself each time it has a slot.
+const HOLDER: usize = 9;
 
-/// Not a test: the worker that the tests below start. Its place is a number, targets 0 and 1, drafters 2 and 3.
+/// Not a test: the worker that the tests below start. Its place is a number, targets 0 and 1, drafters 2 and 3, or
+/// [`HOLDER`].
 #[test]
 #[ignore = "run as a child by the other tests"]
 fn worker() {
@@ -27,6 +35,7 @@ fn worker() {
     let queue = Queue::attach(&name).unwrap();
     match place.parse::<u32>().unwrap() {
         place @ 0..2 => produce(&queue, place),
+        9 => hold(&queue),
         place => consume(&queue, place - 2),
     }
 }
@@ -37,6 +46,15 @@ fn produce(queue: &Queue, rank: u32) {
         let bucket = lease.batch_id().0 as u32 % 2;
         dwell(bucket);
         publish(lease, bucket);
+    }
+}
+
+fn hold(queue: &Queue) {
+    let producer = producer(queue, 0);
+    loop {
+        let lease = claim(&producer);
+        raise(Signal::SIGSTOP).unwrap();
+        publish(lease, 0);
     }
 }
 
@@ -112,6 +130,7 @@ fn spawn(name: &str, place: usize) -> Child {
 
 #[test]
 fn killed_workers_lose_nothing() {
+    let _alone = ALONE.lock();
     let mut fleet = Fleet::start(&QueueSpec { min_ready: 2, ..spec(BATCHES) });
     let mut seed = 0x1234_5678_9ABC_DEF1u64;
     let mut kills = 0;
@@ -140,40 +159,111 @@ fn killed_workers_lose_nothing() {
     assert!(fleet.workers.iter_mut().all(|worker| worker.wait().unwrap().success()));
 }
 
-#[test]
-fn a_stopped_holder_is_waited_for_and_a_dead_one_is_not() {
-    let mut fleet = Fleet::start(&spec(1 << 20));
-    let place = catch_a_holder(&fleet).expect("workers spend a good part of their time in the lock");
-    thread::sleep(Duration::from_millis(200));
-    let (before, steals) = (fleet.queue.snapshot().batches, fleet.queue.snapshot().lock.steals);
-    thread::sleep(Duration::from_millis(200));
-    assert_eq!(fleet.queue.snapshot().batches, before, "everybody waits");
-    assert_eq!(fleet.queue.snapshot().lock.steals, steals, "stopped is not dead");
-    fleet.workers[place].kill().unwrap();
-    fleet.bury(place);
-    let progress = fleet.queue.snapshot().batches.trained;
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while fleet.queue.snapshot().batches.trained == progress {
-        assert!(Instant::now() < deadline, "{:#?}", fleet.queue.snapshot());
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(fleet.queue.snapshot().lock.steals, steals + 1);
+/// Every worker's batches but that one's.
+fn batches_of_others(fleet: &Fleet, place: usize) -> u64 {
+    let workers = fleet.queue.snapshot().participants;
+    workers.iter().enumerate().filter(|(other, _)| *other != place).map(|(_, worker)| worker.batches).sum()
 }
+
+/// How long until another worker than that one has settled a lease.
+fn until_others_go_on(fleet: &Fleet, place: usize, since: Instant) -> Duration {
+    let before = batches_of_others(fleet, place);
+    wait_until("somebody goes on", || batches_of_others(fleet, place) > before);
+    since.elapsed()
+}
+
+fn middle(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// The kernel has it stopped inside the lock, once for five seconds: everybody waits, and says for whom.
+#[test]
+fn a_stopped_lock_holder_is_waited_for_named_and_goes_on_at_once() {
+    let _alone = ALONE.lock();
+    let mut fleet = Fleet::start(&spec(FOR_EVER));
+    let delays = [5000, 200, 200, 200, 200].map(|pause| {
+        let place = catch_a_holder(&fleet).expect("workers spend a good part of their time in the lock");
+        wait_until("the others want the lock", || {
+            let workers = fleet.queue.snapshot().participants;
+            workers.iter().filter(|worker| worker.waits_for == Some("the lock")).count() == 3
+        });
+        let before = fleet.queue.snapshot();
+        thread::sleep(Duration::from_millis(pause));
+        let after = fleet.queue.snapshot();
+        assert_eq!((after.batches, after.slots), (before.batches, before.slots), "everybody waits");
+        assert_eq!(after.lock, before.lock, "stopped is not dead");
+        assert!(after.participants[place].stopped && after.participants[place].alive);
+        assert_eq!(after.lock.held_by.as_deref(), Some(NAMES[place]));
+        let running = Instant::now();
+        signal(&fleet, place, Signal::SIGCONT);
+        until_others_go_on(&fleet, place, running)
+    });
+    println!("others went on {delays:.1?} after SIGCONT");
+    assert!(middle(delays.to_vec()) < Duration::from_millis(50), "{delays:?}");
+    let is_alive = |worker: &mut Child| worker.try_wait().unwrap().is_none();
+    assert!(fleet.workers.iter_mut().all(is_alive), "each compares what it reads with what was written");
+}
+
+/// Killed inside the lock: the others go on before anybody has taken the dead one's things back.
+#[test]
+fn the_lock_of_the_dead_is_taken_over_by_whoever_wants_it_next() {
+    let _alone = ALONE.lock();
+    let mut fleet = Fleet::start(&spec(FOR_EVER));
+    let delays = [(); 5].map(|()| {
+        let place = catch_a_holder(&fleet).expect("workers spend a good part of their time in the lock");
+        let steals = fleet.queue.snapshot().lock.steals;
+        fleet.workers[place].kill().unwrap();
+        fleet.workers[place].wait().unwrap();
+        let delay = until_others_go_on(&fleet, place, Instant::now());
+        assert_eq!(fleet.queue.snapshot().lock.steals, steals + 1);
+        fleet.bury(place);
+        fleet.workers[place] = spawn(&fleet.name, place);
+        wait_until("its successor works", || fleet.queue.snapshot().participants[place].phase_s > 0.0);
+        delay
+    });
+    println!("others went on {delays:.1?} after the death");
+    assert!(middle(delays.to_vec()) <= Duration::from_millis(250), "{delays:?}");
+}
+
+/// Stopped with a claimed slot, again and again: the slot stays its own (or its publication would fail, and it with
+/// it), the other target's batches go on.
+#[test]
+fn a_stopped_slot_holder_keeps_its_slot() {
+    let _alone = ALONE.lock();
+    let spec = spec(FOR_EVER);
+    let queue = Queue::create(&spec).unwrap();
+    let fleet =
+        Fleet { queue, name: spec.name(), workers: [HOLDER, 1, 2].map(|place| spawn(&spec.name(), place)).into() };
+    let delays = [(); 5].map(|()| {
+        wait_until("it is stopped", || fleet.queue.snapshot().participants[0].stopped);
+        let trained = fleet.queue.snapshot().batches.trained;
+        wait_until("the others go on", || fleet.queue.snapshot().batches.trained > trained + 100);
+        assert!(matches!(fleet.queue.reclaim(Role::Target, Rank(0)), Err(ReclaimError::Alive { .. })));
+        let (running, before) = (Instant::now(), fleet.queue.snapshot().participants[0].batches);
+        signal(&fleet, 0, Signal::SIGCONT);
+        wait_until("it publishes", || fleet.queue.snapshot().participants[0].batches > before);
+        running.elapsed()
+    });
+    println!("it published {delays:.1?} after SIGCONT");
+    assert!(middle(delays.to_vec()) < Duration::from_millis(50), "{delays:?}");
+}
+
+fn signal(fleet: &Fleet, place: usize, signal: Signal) {
+    kill(Pid::from_raw(fleet.workers[place].id() as i32), signal).unwrap();
+}
+
+const NAMES: [&str; 4] = ["target 0", "target 1", "drafter 0", "drafter 1"];
 
 /// Stops one worker after the other until one is caught inside the lock, and leaves that one stopped.
 fn catch_a_holder(fleet: &Fleet) -> Option<usize> {
-    let names = ["target 0", "target 1", "drafter 0", "drafter 1"];
     (0..4000).map(|attempt| attempt % 4).find(|place| {
-        let pid = fleet.workers[*place].id();
-        let signal = |signal| kill(Pid::from_raw(pid as i32), signal).unwrap();
-        signal(Signal::SIGSTOP);
-        let stopped = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ");
-        while !stopped() {
-            thread::yield_now();
-        }
-        let caught = fleet.queue.snapshot().lock.held_by.as_deref() == Some(names[*place]);
+        signal(fleet, *place, Signal::SIGSTOP);
+        let stat = format!("/proc/{}/stat", fleet.workers[*place].id());
+        wait_until("it is stopped", || fs::read_to_string(&stat).unwrap().contains(") T "));
+        let caught = fleet.queue.snapshot().lock.held_by.as_deref() == Some(NAMES[*place]);
         if !caught {
-            signal(Signal::SIGCONT);
+            signal(fleet, *place, Signal::SIGCONT);
         }
         caught
     })

@@ -74,23 +74,29 @@ fn a_group_is_popped_whole_or_not_at_all() {
     assert!(consumer.pop_group(3, &patience(1000)).unwrap().is_empty(), "the end");
 }
 
+/// One target has every slot when another comes to want one. What becomes free is the other's while the first fills its
+/// share or more, capacity / targets rounded up; only when nobody waits may it go beyond.
 #[test]
-fn a_waiting_target_gets_its_share_of_the_slots() {
-    let queue = Queue::create(&spec(20)).unwrap();
+fn a_fast_target_gets_no_more_than_its_share_while_another_waits() {
+    const SHARE: usize = 3;
+    let queue = Queue::create(&QueueSpec { capacity: 5, ..spec(100) }).unwrap();
     let (greedy, modest, consumer) = (producer(&queue, 0), producer(&queue, 1), consumer(&queue, 0));
-    let mut held: Vec<WriteLease> = (0..4).map(|_| claim(&greedy)).collect();
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| claim(&modest));
-        while queue.snapshot().participants[1].waits_for != Some("a free slot") {
-            thread::sleep(Duration::from_millis(1));
-        }
-        publish(held.pop().unwrap(), 0);
-        let lease = pop(&consumer);
-        lease.release().unwrap();
-        let refused = greedy.claim(&patience(0));
-        assert!(refused.is_err() || queue.snapshot().slots.writing == 4, "the freed slot is the waiting target's");
-        drop(waiter.join().unwrap());
-    });
+    let (mut mine, mut others): (Vec<WriteLease>, Vec<WriteLease>) = ((0..5).map(|_| claim(&greedy)).collect(), vec![]);
+    for round in 0..22 {
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| claim(&modest));
+            wait_until("the other waits", || queue.snapshot().participants[1].waits_for == Some("a free slot"));
+            publish(if mine.len() > SHARE { mine.remove(0) } else { others.remove(0) }, 0);
+            train(&consumer, pop(&consumer));
+            assert!(greedy.claim(&patience(0)).is_err(), "round {round}: the freed slot is the waiting target's");
+            others.push(waiter.join().unwrap());
+        });
+        assert_eq!((mine.len(), others.len()), (if round == 0 { 4 } else { SHARE }, if round == 0 { 1 } else { 2 }));
+    }
+    publish(others.remove(0), 0);
+    train(&consumer, pop(&consumer));
+    mine.push(claim(&greedy));
+    assert_eq!((mine.len(), others.len()), (4, 1), "nobody waits");
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::config::{GateMode, PopPolicy};
 use common::ids::{BatchId, Rank};
@@ -44,6 +45,15 @@ pub(crate) fn forge(original: &str, run_id: &str) -> String {
     fs::write(&path, bytes).expect("room for a copy");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
     queue_name(run_id)
+}
+
+/// Looks again and again until it holds.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let late = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < late, "{what}: not in 20 s");
+        thread::sleep(Duration::from_micros(50));
+    }
 }
 
 pub(crate) fn patience(timeout_ms: u64) -> Patience {
