@@ -140,7 +140,7 @@ mod tests {
 
     use common::config::{GateMode, PopPolicy};
     use common::ids::Rank;
-    use common::queue::{Phase, Queue, QueueSpec};
+    use common::queue::{Phase, Queue, QueueOwner, QueueSpec};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
@@ -152,10 +152,9 @@ mod tests {
         terminal.backend().to_string()
     }
 
-    #[test]
-    fn the_gate_the_workers_and_the_buckets_are_there_on_any_terminal() {
+    fn queue(name: &str) -> QueueOwner {
         let spec = QueueSpec {
-            run_id: format!("screen-{}", std::process::id()),
+            run_id: format!("{name}-{}", std::process::id()),
             capacity: 4,
             batch_tokens: 64,
             max_documents: 8,
@@ -170,7 +169,12 @@ mod tests {
             total_batches: 9,
             seed: 0,
         };
-        let queue = Queue::create(&spec).unwrap();
+        Queue::create(&spec).unwrap()
+    }
+
+    #[test]
+    fn the_gate_the_workers_and_the_buckets_are_there_on_any_terminal() {
+        let queue = queue("screen");
         let target = queue.producer(Rank(0)).unwrap();
         target.phase(Phase::Forward);
         let mut view = View { snapshot: queue.snapshot(), rates: Some([1.0, 2.0, 3.5]), gone: None };
@@ -185,5 +189,22 @@ mod tests {
         assert!(screen(80, 24, &view).contains("it is gone"));
         // Too small for anything: no panic.
         screen(7, 3, &view);
+    }
+
+    #[test]
+    fn a_stopped_lock_holder_is_named() {
+        let queue = queue("stopped");
+        let _places = (queue.producer(Rank(0)).unwrap(), queue.consumer(Rank(0)).unwrap());
+        let mut snapshot = queue.snapshot();
+        snapshot.participants[0].stopped = true;
+        snapshot.lock.held_by = Some("target 0".into());
+        snapshot.participants[1].waits_for = Some("the lock");
+        let lock = format!("held by target 0 (pid {}), which is STOPPED", std::process::id());
+        let page = text::show(&snapshot);
+        let screen = screen(120, 24, &View { snapshot, rates: None, gone: None });
+        for text in [lock.as_str(), "waits for the lock"] {
+            assert!(page.contains(text) && screen.contains(text), "{text}: {page}{screen}");
+        }
+        assert!(page.contains(" stopped ") && screen.contains(" STOPPED "), "{page}{screen}");
     }
 }
