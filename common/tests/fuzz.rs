@@ -102,7 +102,7 @@ impl Random {
     }
 }
 
-/// A segment of a run whose processes are dead, with a batch READY in slot 0.
+/// A segment of a run whose workers are dead, with a batch READY in slot 0.
 struct Corpse {
     name: String,
     bytes: Vec<u8>,
@@ -116,6 +116,7 @@ impl Corpse {
         publish(claim(&producer(&queue, 0)), 0);
         let name = forge(&spec.name(), &format!("{}-corpse", spec.run_id));
         let file = File::options().read(true).write(true).open(format!("/dev/shm/{name}")).unwrap();
+        keep_from_sweeps(&file);
         let bytes = fs::read(format!("/dev/shm/{name}")).unwrap();
         Corpse { name, bytes, file }
     }

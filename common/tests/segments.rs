@@ -96,6 +96,7 @@ fn another_users_segment_is_refused() {
 fn a_segment_cut_anywhere_is_named() {
     let forged = Forged::new(|_| ());
     let file = File::options().write(true).open(forged.path()).unwrap();
+    keep_from_sweeps(&file);
     let whole = file.metadata().unwrap().len();
     for len in (1..whole).rev().step_by(97) {
         file.set_len(len).unwrap();
@@ -131,7 +132,8 @@ fn a_full_dev_shm_is_named_and_leaves_nothing() {
 #[test]
 fn a_sweep_never_takes_a_living_segment() {
     const STARTS: usize = 500;
-    let prefix = spec(1).name();
+    // Not `tandem-`: a run that starts on this machine sweeps those.
+    let prefix = format!("swept-{}", std::process::id());
     let over = AtomicBool::new(false);
     let swept = thread::scope(|scope| {
         let sweepers = [0, 1].map(|_| {

@@ -1,7 +1,7 @@
 //! What the queue's outside tests share.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -12,6 +12,7 @@ use common::ids::{BatchId, Rank};
 use common::queue::{Consumer, Producer, Queue, QueueSpec, ReadLease, Rows, WriteLease, queue_name};
 use common::shutdown::Shutdown;
 use common::wait::Patience;
+use nix::fcntl::{FcntlArg, fcntl};
 
 /// A small queue of this test alone: 4 slots of 64 tokens, two buckets, 2 targets, 2 drafters.
 pub(crate) fn spec(total_batches: u64) -> QueueSpec {
@@ -45,6 +46,19 @@ pub(crate) fn forge(original: &str, run_id: &str) -> String {
     fs::write(&path, bytes).expect("room for a copy");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
     queue_name(run_id)
+}
+
+/// Locks the byte of a forged segment by which sweeps see a living creator: another run of this machine may start, and
+/// sweep, at any time.
+pub(crate) fn keep_from_sweeps(file: &File) {
+    let byte = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 255,
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&byte)).expect("nobody has it");
 }
 
 /// Looks again and again until it holds.
