@@ -129,7 +129,7 @@ impl Bench<'_> {
         if kind == Kind::Float {
             return Ok(plain.same_tokens(drafted));
         }
-        tracing::info!("lossless check: once more in float32");
+        tracing::info!("lossless check: once more, in float32");
         let (plain, drafted) = self.both(Kind::Float)?;
         Ok(plain.same_tokens(&drafted))
     }
@@ -163,13 +163,14 @@ impl Bench<'_> {
             if told.elapsed() >= PROGRESS_INTERVAL || done == total {
                 told = Instant::now();
                 let (length, speed) = (decoded.accepted_length(), decoded.tokens_per_s());
-                tracing::info!("{what}: {done} of {total} prompts, {length:.2} tokens a pass, {speed:.0} tokens/s");
+                tracing::info!("{what}: {done} of {total} prompts, accepted length {length:.2}, {speed:.0} tokens/s");
             }
         }
         Ok(decoded)
     }
 
     fn load(&self, kind: Kind) -> Result<Models, AnyError> {
+        tracing::info!("loading target and drafter in {kind:?}");
         let folder = &self.config.model.target_model_path;
         let target = Target::load(folder, &self.plan.target, self.device, kind).your_input(WEIGHTS_HINT)?;
         let drafter = match &self.args.draft {

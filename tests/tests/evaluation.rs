@@ -16,8 +16,8 @@ fn decoding_says_how_far_it_is_and_does_before_training_no_more_than_it_must() {
         ["training.max_steps=2", "data.batch_tokens=512", "evaluation.num_prompts=3", "evaluation.max_new_tokens=4"];
     let trained = run.finish(TINY, &short, LIMIT).success().stderr();
     let (before, after) = trained.split_once("training from").unwrap();
-    assert!(before.contains("untrained drafter: 3 of 3 prompts, 1."), "{before}");
-    assert!(!before.contains("plain: ") && after.contains("plain: 3 of 3 prompts, 1.00 tokens a pass"), "{trained}");
+    assert!(before.contains("untrained drafter: 3 of 3 prompts, accepted length 1."), "{before}");
+    assert!(!before.contains("plain: ") && after.contains("plain: 3 of 3 prompts, accepted length 1.00"), "{trained}");
 
     let mut command = std::process::Command::new(program("tandem"));
     command.current_dir(root()).args(["evaluate", TINY, "--json", "run.device=cpu"]).args(&short[2..]);
