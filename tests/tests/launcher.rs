@@ -270,7 +270,9 @@ fn a_model_that_does_not_load_prints_one_clear_cause() {
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("\"num_hidden_layers\": 6", "\"num_hidden_layers\": 7")).unwrap();
-    let end = start(&Run::new(), &[&format!("model.target_model_path={}", folder.path().display())]).end();
+    // The layer that is missing is one that the capture needs.
+    let target = format!("model.target_model_path={}", folder.path().display());
+    let end = start(&Run::new(), &[&target, "drafter.target_layer_ids=[1, 2, 6]"]).end();
     assert_eq!((end.status.code(), end.stderr.matches("missing").count()), (Some(1), 1), "{}", end.stderr);
     assert!(!end.stderr.contains("refused its input") && end.stderr.lines().last().unwrap().starts_with("hint: "));
 }
