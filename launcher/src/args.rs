@@ -34,6 +34,9 @@ pub enum Command {
     /// Train: one target and one drafter process per pair, from chats to a checkpoint and a summary
     #[command(after_help = OVERRIDES)]
     Run(Box<RunArgs>),
+    /// Work a run out without starting it: data, steps, devices, bytes; --preflight also tries the ways between GPUs
+    #[command(after_help = OVERRIDES)]
+    Plan(PlanArgs),
     /// Show rows as they would be learnt, what is learnt of them set apart, and why rows are dropped
     #[command(after_help = OVERRIDES)]
     Preview(PreviewArgs),
@@ -133,6 +136,20 @@ impl KeyArgs {
         let run_dir = self.run_dir.iter().map(|folder| format!("run.output_dir={}", folder.display()));
         pairs.chain(lists).chain(numbers).chain(run_dir).collect()
     }
+}
+
+/// `tandem plan`
+#[derive(Debug, clap::Args)]
+pub struct PlanArgs {
+    /// The configuration, a TOML file
+    #[arg(value_name = "CONFIG.toml")]
+    pub config: PathBuf,
+    /// Start every worker to try the way to each part of the arena, and end
+    #[arg(long)]
+    pub preflight: bool,
+    /// Keys to override
+    #[arg(value_name = "section.key=value")]
+    pub overrides: Vec<String>,
 }
 
 /// `tandem preview`

@@ -16,6 +16,7 @@
 //!                                                                       events ─► decide ─► actions
 //! ```
 
+mod arena;
 pub mod args;
 mod child;
 mod command;
@@ -26,6 +27,7 @@ pub mod output;
 mod plan;
 mod progress;
 mod report;
+mod snapshots;
 mod supervise;
 
 use common::exit::Fault;
@@ -40,6 +42,7 @@ pub fn run(args: &Args) -> Result<(), Fault> {
     match &args.command {
         Command::Run(args) => command::run(args),
         Command::Preview(args) => command::preview(args),
+        Command::Plan(args) => command::plan(args),
         Command::Prepare(args) => command::prepare(args),
         Command::Evaluate(args) => command::evaluate(args),
     }

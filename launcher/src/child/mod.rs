@@ -156,7 +156,7 @@ impl Child {
     pub(crate) fn hear(&mut self) -> Vec<Received<ToLauncher>> {
         let said = self.link.hear();
         said.unwrap_or_else(|error| {
-            self.fail("its line to the launcher", error);
+            self.fail("its line to the launcher", &error);
             Vec::new()
         })
     }
@@ -167,11 +167,12 @@ impl Child {
             Ok(()) => {}
             // Most likely it is ending, for a reason of its own.
             Err(LinkError::Line(LineError::Closed)) => self.kill(),
-            Err(error) => self.fail("a message from the launcher", error),
+            Err(error) => self.fail("a message from the launcher", &error),
         }
     }
 
-    fn fail(&mut self, what: &str, error: LinkError) {
+    /// Ends the process for what it did.
+    pub(crate) fn fail(&mut self, what: &str, error: &dyn std::error::Error) {
         self.fault.get_or_insert_with(|| format!("{what}: {error}"));
         self.kill();
     }

@@ -8,6 +8,7 @@ use common::config::Config;
 use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Fault};
 use common::manifest;
+use common::run_plan::RunPlan;
 
 use super::{decode, held_out_prompts, load, print, programs};
 use crate::args::EvaluateArgs;
@@ -48,20 +49,25 @@ fn newest(config: &Config) -> Result<PathBuf, Fault> {
 
 /// A run folder that lasts as long as the evaluation: workers read nothing else.
 fn temporary_run(models: &Models) -> Result<tempfile::TempDir, Fault> {
-    let hint = "a temporary folder is needed: set TMPDIR to a place with room";
-    let make = || -> io::Result<tempfile::TempDir> {
-        let folder = tempfile::Builder::new().prefix("tandem-evaluate-").tempdir()?;
-        fs::create_dir(folder.path().join(LOGS))?;
-        Ok(folder)
-    };
-    let folder = make().your_input(hint)?;
-    write_run(models, folder.path())?;
+    let folder = temporary_folder()?;
+    write_run(&models.config, &models.run_plan(None), folder.path())?;
     Ok(folder)
 }
 
-fn write_run(models: &Models, run_dir: &Path) -> Result<(), Fault> {
-    models.config.write(run_dir).our_failure("the resolved configuration cannot be written")?;
-    models.run_plan(None).write(run_dir).our_failure("the plan cannot be written")
+/// A run folder, gone when dropped.
+pub(super) fn temporary_folder() -> Result<tempfile::TempDir, Fault> {
+    let make = || -> io::Result<tempfile::TempDir> {
+        let folder = tempfile::Builder::new().prefix("tandem-").tempdir()?;
+        fs::create_dir(folder.path().join(LOGS))?;
+        Ok(folder)
+    };
+    make().your_input("a temporary folder is needed: set TMPDIR to a place with room")
+}
+
+/// Writes what workers read of a run.
+pub(super) fn write_run(config: &Config, plan: &RunPlan, run_dir: &Path) -> Result<(), Fault> {
+    config.write(run_dir).our_failure("the resolved configuration cannot be written")?;
+    plan.write(run_dir).our_failure("the plan cannot be written")
 }
 
 fn shown(report: &EvaluationReport, draft: &Path, json: bool) -> String {

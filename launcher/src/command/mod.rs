@@ -2,6 +2,7 @@
 
 mod decode;
 mod evaluate;
+mod plan;
 mod prepare;
 mod preview;
 mod run;
@@ -16,6 +17,7 @@ use data::tokenizer::ChatTokenizer;
 use crate::plan::Models;
 
 pub(crate) use evaluate::evaluate;
+pub(crate) use plan::plan;
 pub(crate) use prepare::prepare;
 pub(crate) use preview::preview;
 pub(crate) use run::run;

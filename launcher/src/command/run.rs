@@ -132,7 +132,8 @@ impl<'a> Run<'a> {
         let queue = self.plan.queue();
         let parameters = self.plan.run.draft.parameter_count() as usize;
         let (run_dir, programs, logs) = (self.folder.path.clone(), self.programs.clone(), self.logs.clone());
-        let spec = FleetSpec { run_dir, logs, output: self.output.clone(), programs, queue, parameters };
+        let (output, arena) = (self.output.clone(), self.plan.run.arena);
+        let spec = FleetSpec { run_dir, logs, output, programs, queue, arena, preflight: false, parameters };
         let mut watch = Watch::new(&self.plan.run);
         let mut fleet = Fleet::create(spec, self.console).map_err(fleet_fault)?;
         fleet.adopt_orphans().our_failure("the system refuses to make this process a subreaper")?;
@@ -201,7 +202,7 @@ fn sweep(console: &Console) -> Result<(), Fault> {
 /// Without room for queue and slots there is no need to begin.
 fn demand_room(plan: &Plan) -> Result<(), Fault> {
     let queue = plan.queue();
-    let needed = fleet::shared_memory(&queue, plan.run.draft.parameter_count() as usize);
+    let needed = fleet::shared_memory(&queue, plan.run.arena, plan.run.draft.parameter_count() as usize);
     let needed = needed.your_input("docs/configuration.md describes the keys of [queue]")?;
     let free = shm::free_bytes().our_failure("/dev/shm has to be readable")?;
     if needed <= free {
@@ -236,7 +237,7 @@ fn rules(plan: &Plan) -> Rules {
 }
 
 /// Too little shared memory is the user's to change, all else is ours.
-fn fleet_fault(error: FleetError) -> Fault {
+pub(super) fn fleet_fault(error: FleetError) -> Fault {
     match error {
         FleetError::Queue(CreateError::Shm(ShmError::NoSpace { .. }))
         | FleetError::Arena(ShmError::NoSpace { .. })

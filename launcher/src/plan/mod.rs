@@ -165,6 +165,8 @@ impl Plan {
             config.run.workers(Role::Drafter),
             run.threads
         ));
+        let (slots, mib) = (config.queue.capacity, self.queue().slot_bytes as f64 / f64::from(1 << 20));
+        lines.push(format!("arena: {slots} slots of {mib:.1} MiB in {}", run.arena));
         lines
     }
 }

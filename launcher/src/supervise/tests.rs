@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use common::arena::ArenaKind;
 use common::config::{GateMode, PopPolicy};
 use common::ids::Rank;
 use common::manifest::{CHECKPOINT_FILES, CHECKPOINTS, Manifest};
@@ -55,7 +56,16 @@ impl Stage {
             seed: 0,
         };
         let (logs, programs) = (run_dir.join("logs"), folder.path().to_owned());
-        let spec = FleetSpec { run_dir, logs, output: OutputArgs::default(), programs, parameters: 4, queue };
+        let spec = FleetSpec {
+            run_dir,
+            logs,
+            output: OutputArgs::default(),
+            programs,
+            parameters: 4,
+            queue,
+            arena: ArenaKind::Host,
+            preflight: false,
+        };
         Stage { folder, spec }
     }
 

@@ -23,6 +23,7 @@ mod writer;
 
 use common::arena::{ArenaKind, Parts};
 use common::config::{Config, Dtype};
+use common::exit::{AnyError, Code, Fault};
 use common::ids::{BatchId, Rank, Role, SlotIndex};
 use common::run_plan::RunPlan;
 use common::shm::ShmError;
@@ -34,7 +35,7 @@ use crate::cuda::{CudaError, Gpu, Refusal};
 pub use checksum::payload_checksum;
 pub use gpu::GpuArena;
 pub use host::HostArena;
-pub use link::{Incoming, Link, LinkError};
+pub use link::{Incoming, LauncherLink, Link, LinkError};
 pub use preflight::PathSpeed;
 pub use reader::{Buffer, Read, SlotReader};
 pub use writer::{Filling, SlotWriter, Written};
@@ -137,6 +138,14 @@ pub enum ArenaError {
 }
 
 impl ArenaError {
+    /// As a worker's last word: with a hint it is the user's to act.
+    pub fn blamed(self) -> AnyError {
+        match self.hint() {
+            Some(hint) => Fault::new(Code::Input, self).with_hint(hint).into(),
+            None => self.into(),
+        }
+    }
+
     /// What a user can do about it, if anything.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

@@ -48,6 +48,11 @@ impl SlotReader {
         Ok(SlotReader { arena, copies, device, rank })
     }
 
+    /// Where slots are copied to.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
     /// The GPU that slots are copied to; none if they go through the machine's memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         match &self.arena {

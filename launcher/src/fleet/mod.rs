@@ -1,28 +1,28 @@
 //! The shared memory and the processes of a run: made here, ended here, and gone when a [`Fleet`] is dropped.
 
+mod error;
+
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use common::arena::{ArenaKind, ArenaRequest};
 use common::ids::{Rank, Role};
 use common::line::{Received, ToLauncher, ToWorker};
-use common::manifest::{self, ManifestError};
-use common::queue::{
-    CreateError, ParticipantView, Phase, Queue, QueueOwner, QueueSpec, ReclaimError, Snapshot, SpecError, arena_name,
-    reduce_name,
-};
+use common::manifest;
+use common::queue::{ParticipantView, Phase, Queue, QueueOwner, QueueSpec, Snapshot, SpecError, reduce_name};
 use common::reduce::{Sum, SumError, SumOwner};
-use common::shm::{Segment, ShmError};
-use common::wait::WaitError;
 
-use crate::child::{Child, Ended, Launch, Orphans, SpawnError};
+use crate::arena::{self, Arena};
+use crate::child::{Child, Ended, Launch, Orphans};
 use crate::output::OutputArgs;
 use crate::progress::Console;
+use crate::snapshots::Snapshots;
 use crate::supervise::{Exit, Signals, WorkerId, wait};
+pub(crate) use error::FleetError;
 
 /// Values that drafters sum in one go at most; each takes 8 bytes of shared memory a drafter.
 const SUM_CHUNK: usize = 1 << 20;
@@ -40,55 +40,12 @@ pub(crate) struct FleetSpec {
     pub(crate) programs: PathBuf,
     /// The queue.
     pub(crate) queue: QueueSpec,
+    /// Where the slots' payload lies.
+    pub(crate) arena: ArenaKind,
+    /// Workers only try the way to every part of the arena, and end.
+    pub(crate) preflight: bool,
     /// Numbers that drafters sum the gradients of.
     pub(crate) parameters: usize,
-}
-
-/// A fleet that cannot be made or kept.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FleetError {
-    /// The queue cannot be made.
-    #[error(transparent)]
-    Queue(#[from] CreateError),
-    /// The arena cannot be made.
-    #[error(transparent)]
-    Arena(#[from] ShmError),
-    /// The gradient sum cannot be made.
-    #[error(transparent)]
-    Sum(#[from] SumError),
-    /// What a dead worker had cannot be taken back.
-    #[error("cannot take back what {worker} had: {source}")]
-    Reclaim {
-        /// Who.
-        worker: WorkerId,
-        /// Why.
-        source: ReclaimError,
-    },
-    /// The queue's ledger cannot be taken back.
-    #[error("cannot take the queue back to the newest checkpoint: {0}")]
-    Rewind(#[from] WaitError),
-    /// The snapshots' folder cannot be made.
-    #[error("{path}: {source}")]
-    Snapshots {
-        /// The folder.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Nobody knows which checkpoint is the newest.
-    #[error(transparent)]
-    Checkpoints(#[from] ManifestError),
-    /// A worker does not start.
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
-    /// A worker's end was not ours to see.
-    #[error("cannot collect {worker}: {source}")]
-    Reap {
-        /// Who.
-        worker: WorkerId,
-        /// Why.
-        source: io::Error,
-    },
 }
 
 /// A running fleet. Fields are dropped in this order: processes first, then the memory they map.
@@ -96,7 +53,7 @@ pub(crate) struct Fleet {
     children: Vec<Running>,
     orphans: Option<Orphans>,
     sum: Option<SumOwner>,
-    _arena: Segment,
+    arena: Arena,
     snapshots: Snapshots,
     queue: QueueOwner,
     spec: FleetSpec,
@@ -135,25 +92,6 @@ pub(crate) struct Death {
     pub(crate) log: PathBuf,
 }
 
-/// The drafters' memory of their state, gone when dropped.
-struct Snapshots(PathBuf);
-
-impl Snapshots {
-    fn create(run_id: &str) -> Result<Snapshots, FleetError> {
-        let path = manifest::snapshots(run_id);
-        let made = DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|source| FleetError::Snapshots { path: path.clone(), source })?;
-        Ok(Snapshots(path))
-    }
-}
-
-impl Drop for Snapshots {
-    fn drop(&mut self) {
-        // What stays behind, the next start sweeps.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Fleet {
     /// Makes the shared memory; starts nobody yet.
     ///
@@ -161,15 +99,16 @@ impl Fleet {
     /// `/dev/shm` has no room, or a segment of that name exists.
     pub(crate) fn create(spec: FleetSpec, console: &Console) -> Result<Fleet, FleetError> {
         let queue = Queue::create(&spec.queue)?;
-        let snapshots = Snapshots::create(&spec.queue.run_id)?;
-        let arena = Segment::create(&arena_name(&spec.queue.run_id), arena_bytes(&spec.queue) as usize)?;
+        let snapshots = Snapshots::create(&spec.queue.run_id);
+        let snapshots = snapshots.map_err(|(path, source)| FleetError::Snapshots { path, source })?;
+        let arena = Arena::create(spec.arena, &spec.queue)?;
         let sum = Some(create_sum(&spec)?);
         let console = console.clone();
         Ok(Fleet {
             children: Vec::new(),
             orphans: None,
             sum,
-            _arena: arena,
+            arena,
             snapshots,
             queue,
             spec,
@@ -221,6 +160,7 @@ impl Fleet {
             Role::Drafter => vec!["train".into()],
         };
         args.extend(["--run".into(), run_dir.into(), "--rank".into(), rank.to_string().into()]);
+        args.extend(self.spec.preflight.then(|| "--preflight".into()));
         if let (Role::Drafter, Some(checkpoint)) = (role, &self.checkpoint) {
             args.extend(["--checkpoint".into(), checkpoint.into()]);
         }
@@ -295,9 +235,26 @@ impl Fleet {
     }
 
     /// Does what a worker's message asks for, or passes it on.
-    fn answer(&mut self, worker: WorkerId, Received { message, .. }: Received<ToLauncher>) -> Option<Happening> {
+    fn answer(&mut self, worker: WorkerId, Received { message, file }: Received<ToLauncher>) -> Option<Happening> {
         match message {
             ToLauncher::Left => Some(Happening::Left(worker)),
+            ToLauncher::Arena(request) => {
+                self.hand_out(worker, request, file);
+                None
+            }
+        }
+    }
+
+    /// Answers a worker that asks for the arena, or has made a part of it.
+    fn hand_out(&mut self, worker: WorkerId, request: ArenaRequest, file: Option<OwnedFd>) {
+        match self.arena.hear(worker, (request, file), &self.queue) {
+            Ok(deliveries) => deliveries.into_iter().for_each(|delivery| {
+                let (role, rank) = delivery.to;
+                let file = delivery.fd.as_ref().map(AsFd::as_fd);
+                let child = self.child(WorkerId { role, rank });
+                child.into_iter().for_each(|child| child.tell(&ToWorker::Arena(delivery.reply.clone()), file));
+            }),
+            Err(error) => self.child(worker).into_iter().for_each(|child| child.fail("its part of the arena", &error)),
         }
     }
 
@@ -309,6 +266,11 @@ impl Fleet {
         let index = self.children.iter().position(|running| running.worker == worker);
         let Running { child, batches, log, .. } = self.children.swap_remove(index.expect("only running workers end"));
         let pid = child.pid().as_raw().unsigned_abs();
+        let lost = self.arena.ended(worker, &self.queue).map_err(|source| FleetError::Reclaim { worker, source })?;
+        if let Some(lost) = lost {
+            let which = format!("{lost} ready batches went with the GPU memory of {worker}");
+            self.console.say(format!("tandem: {which}; they are computed again"));
+        }
         let end = child.reap().map_err(|source| FleetError::Reap { worker, source })?;
         let children: Vec<_> = self.children.iter().map(|running| running.child.pid()).collect();
         self.orphans.iter_mut().for_each(|orphans| orphans.look_now(&children));
@@ -366,7 +328,7 @@ impl Fleet {
         for worker in self.workers().into_iter().filter(|worker| worker.role == Role::Drafter) {
             self.reclaim(worker)?;
         }
-        let newest = manifest::restart_point(&self.spec.run_dir, &self.snapshots.0)?;
+        let newest = manifest::restart_point(&self.spec.run_dir, self.snapshots.path())?;
         self.queue.rewind(newest.as_ref().map_or(&[], |(_, manifest)| &manifest.trained))?;
         // The old one first: a rank that died in the middle of a sum has left it unusable, and its name is needed again.
         self.sum = None;
@@ -381,12 +343,9 @@ impl Fleet {
 ///
 /// # Errors
 /// No queue can be made like this.
-pub(crate) fn shared_memory(queue: &QueueSpec, parameters: usize) -> Result<u64, SpecError> {
-    Ok(queue.segment_bytes()? + arena_bytes(queue) + Sum::segment_bytes(queue.drafters, parameters.min(SUM_CHUNK)))
-}
-
-fn arena_bytes(queue: &QueueSpec) -> u64 {
-    u64::from(queue.capacity) * queue.slot_bytes
+pub(crate) fn shared_memory(queue: &QueueSpec, arena: ArenaKind, parameters: usize) -> Result<u64, SpecError> {
+    let slots = arena::host_bytes(arena, queue);
+    Ok(queue.segment_bytes()? + slots + Sum::segment_bytes(queue.drafters, parameters.min(SUM_CHUNK)))
 }
 
 fn create_sum(spec: &FleetSpec) -> Result<SumOwner, SumError> {
