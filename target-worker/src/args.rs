@@ -14,4 +14,7 @@ pub(crate) struct Args {
     /// This worker's number among the targets, from 0.
     #[arg(long)]
     pub(crate) rank: u32,
+    /// Try the way to every part of the arena, and end.
+    #[arg(long)]
+    pub(crate) preflight: bool,
 }

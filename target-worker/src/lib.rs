@@ -2,10 +2,11 @@
 //!
 //! - It claims the lowest pending batch and a free slot in one step, so that targets balance themselves.
 //! - Each tapped layer's output goes straight into its columns of the slot; the forward stops after the last tap.
-//! - A slot is published only when its payload is whole; dying before that leaves the batch pending for another.
+//! - A slot is published only when its payload is whole, which on a GPU a thread waits for; dying before that leaves the batch pending for another.
 //! - It keeps waiting after the last batch until all are trained, since a restarted drafter may hand some back.
 
 mod args;
+mod publish;
 mod worker;
 
 use clap::Parser;
@@ -16,6 +17,6 @@ use common::launched::Launcher;
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run(_launcher: &Launcher) -> Result<(), AnyError> {
-    worker::run(&args::Args::parse())
+pub fn run(launcher: &Launcher) -> Result<(), AnyError> {
+    worker::run(&args::Args::parse(), launcher)
 }

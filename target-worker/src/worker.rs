@@ -1,8 +1,14 @@
 //! The loop: claim, gather, forward with capture, publish.
+//!
+//! On a GPU forwards and copies are only enqueued here: while they run, the next batch is claimed and gathered, and a
+//! thread of its own publishes each slot once its copies are done.
+
+use std::thread;
 
 use common::config::Config;
 use common::exit::{AnyError, Blame};
 use common::ids::{BatchId, Rank, Role};
+use common::launched::Launcher;
 use common::queue::{LeaseError, Phase, Producer, Queue, Rows};
 use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
@@ -10,16 +16,17 @@ use common::telemetry;
 use common::wait::{Patience, WaitError};
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
-use model::arena::{HostArena, SlotShape};
+use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotWriter};
 use model::runtime::DeviceError;
 use model::target::Backbone;
 use tch::{Device, Tensor};
 
 use crate::args::Args;
+use crate::publish::{Filled, Publisher};
 
 const STORE_HINT: &str = "tokenised rows have to stay where they are while a run lasts: start it again with --resume";
 
-pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
+pub(crate) fn run(args: &Args, launcher: &Launcher) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
@@ -29,7 +36,13 @@ pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
     let queue = Queue::attach(&plan.queue_name())?;
     let producer = queue.producer(Rank(args.rank))?;
     producer.phase(Phase::Loading);
-    let worker = Worker::load(&config, &plan, device)?;
+    let worker = (Role::Target, Rank(args.rank));
+    let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
+    let arena = Arena::attach(&config, &plan, seat).map_err(ArenaError::blamed)?;
+    if args.preflight {
+        return Ok(());
+    }
+    let worker = Worker::load(&config, &plan, arena, device)?;
     producer.phase(Phase::Ready);
     match worker.serve(&producer, &patience) {
         Err(ServeError::Wait(WaitError::Shutdown)) => tracing::info!("stopped as asked"),
@@ -41,11 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<(), AnyError> {
 
 /// Why serving ended early.
 #[derive(Debug, thiserror::Error)]
-enum ServeError {
+pub(crate) enum ServeError {
     #[error("waiting for a slot: {0}")]
     Wait(#[source] WaitError),
     #[error("publishing a batch: {0}")]
     Lease(#[from] LeaseError),
+    #[error("filling a slot: {0}")]
+    Arena(#[from] ArenaError),
     #[error("batch {0} is not in this worker's batch plan: the data changed after the run was planned")]
     Plan(BatchId),
 }
@@ -55,11 +70,11 @@ struct Worker {
     taps: Vec<usize>,
     store: TokenStore,
     batches: BatchPlan,
-    arena: HostArena,
+    writer: SlotWriter,
 }
 
 impl Worker {
-    fn load(config: &Config, plan: &RunPlan, device: Device) -> Result<Worker, AnyError> {
+    fn load(config: &Config, plan: &RunPlan, arena: Arena, device: Device) -> Result<Worker, AnyError> {
         let kind = model::runtime::kind(config.model.torch_dtype);
         let folder = &config.model.target_model_path;
         let taps = plan.draft.target_layer_ids.clone();
@@ -69,22 +84,41 @@ impl Worker {
         let store = plan.token_store.as_deref().ok_or("plan.json names no token store")?;
         let store = TokenStore::reopen(store).your_input(STORE_HINT)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
-        let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
+        let writer = SlotWriter::new(arena, config.run.verify_payload)?;
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
-        Ok(Worker { backbone, taps, store, batches, arena })
+        Ok(Worker { backbone, taps, store, batches, writer })
     }
 
     /// Until every batch is trained.
     fn serve(&self, producer: &Producer, patience: &Patience) -> Result<(), ServeError> {
+        thread::scope(|scope| {
+            let publisher = match self.writer.is_asynchronous() {
+                true => Publisher::start(scope, &patience.shutdown),
+                false => Publisher::Caller,
+            };
+            let served = self.fill_all(producer, &publisher, patience);
+            // Its failure is the cause of what the loop saw.
+            publisher.finish()?;
+            served
+        })
+    }
+
+    fn fill_all(&self, producer: &Producer, publisher: &Publisher, patience: &Patience) -> Result<(), ServeError> {
         while let Some(lease) = producer.claim(patience).map_err(ServeError::Wait)? {
             producer.phase(Phase::Data);
             let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
             let rows = gather(&self.store, planned);
             producer.phase(Phase::Forward);
-            let mut write = |tap, hidden: &Tensor| self.arena.write_tap(lease.slot(), tap, hidden);
+            let mut filling = self.writer.fill(&lease, patience)?;
+            let mut write = |tap, hidden: &Tensor| filling.write_tap(tap, hidden);
             self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
-            producer.phase(Phase::Publish);
-            lease.publish(planned.bucket, &rows)?;
+            let written = filling.finish()?;
+            if !self.writer.is_asynchronous() {
+                producer.phase(Phase::Publish);
+            }
+            if !publisher.hand_over(Filled { lease, written, bucket: planned.bucket, rows })? {
+                break;
+            }
         }
         Ok(())
     }

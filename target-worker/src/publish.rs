@@ -1,0 +1,76 @@
+//! Handing filled slots over, while the next batch is already being computed.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Scope, ScopedJoinHandle};
+
+use common::queue::{LeaseError, Rows, WriteLease};
+use common::shutdown::Shutdown;
+use model::arena::Written;
+
+use crate::worker::ServeError;
+
+/// Filled slots that wait for the publisher; with the one in its hands and the one being filled, three are in flight.
+const WAITING: usize = 1;
+
+/// A slot that has been given all its taps, and what goes with it.
+pub(crate) struct Filled {
+    pub(crate) lease: WriteLease,
+    pub(crate) written: Written,
+    pub(crate) bucket: u32,
+    pub(crate) rows: Rows,
+}
+
+impl Filled {
+    /// Waits until every byte has arrived, and only then publishes.
+    pub(crate) fn publish(self) -> Result<(), ServeError> {
+        let Filled { mut lease, written, bucket, rows } = self;
+        lease.set_checksum(written.wait()?);
+        match lease.publish(bucket, &rows) {
+            // The launcher took the slot back: its memory went with another target. The batch is pending again.
+            Err(LeaseError::Lost(batch)) => tracing::warn!("the slot of batch {batch} was lost with its memory"),
+            published => published?,
+        }
+        Ok(())
+    }
+}
+
+/// Who publishes: a thread that sleeps until a slot's copies are done, or, where they are done at once, the caller.
+pub(crate) enum Publisher<'scope> {
+    Caller,
+    Thread(SyncSender<Filled>, ScopedJoinHandle<'scope, Result<(), ServeError>>),
+}
+
+impl<'scope> Publisher<'scope> {
+    /// A thread. When it fails it asks for `shutdown`, so that nobody waits for the slots that it holds.
+    pub(crate) fn start(scope: &'scope Scope<'scope, '_>, shutdown: &Shutdown) -> Publisher<'scope> {
+        let (sender, receiver) = sync_channel(WAITING);
+        let shutdown = shutdown.clone();
+        let thread = scope.spawn(move || {
+            let published = publish_all(&receiver);
+            if published.is_err() {
+                shutdown.request();
+            }
+            published
+        });
+        Publisher::Thread(sender, thread)
+    }
+
+    /// Hands a slot over; waits while as many are in flight as may be. False if the thread has failed.
+    pub(crate) fn hand_over(&self, filled: Filled) -> Result<bool, ServeError> {
+        match self {
+            Publisher::Caller => filled.publish().map(|()| true),
+            Publisher::Thread(sender, _) => Ok(sender.send(filled).is_ok()),
+        }
+    }
+
+    /// Publishes what is in flight; why it failed, if it did.
+    pub(crate) fn finish(self) -> Result<(), ServeError> {
+        let Publisher::Thread(sender, thread) = self else { return Ok(()) };
+        drop(sender);
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+fn publish_all(filled: &Receiver<Filled>) -> Result<(), ServeError> {
+    filled.iter().try_for_each(Filled::publish)
+}
