@@ -31,6 +31,9 @@ pub(crate) struct TrainArgs {
     /// Continue from this checkpoint.
     #[arg(long)]
     pub(crate) checkpoint: Option<PathBuf>,
+    /// Try the way to every part of the arena, and end.
+    #[arg(long)]
+    pub(crate) preflight: bool,
 }
 
 #[derive(clap::Args)]

@@ -24,9 +24,9 @@ const WEIGHTS_HINT: &str = "the folder model.target_model_path must hold the wei
 ///
 /// # Errors
 /// Whatever stops it, with what it was doing.
-pub fn run(_launcher: &Launcher) -> Result<(), AnyError> {
+pub fn run(launcher: &Launcher) -> Result<(), AnyError> {
     match Args::parse().command {
-        Command::Train(args) => train::run(&args),
+        Command::Train(args) => train::run(&args, launcher),
         Command::Evaluate(args) => evaluate::run(&args),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
-use common::queue::{LeaseError, Rows, WriteLease};
+use common::queue::{LeaseError, Phase, Producer, Rows, WriteLease};
 use common::shutdown::Shutdown;
 use model::arena::Written;
 
@@ -22,9 +22,12 @@ pub(crate) struct Filled {
 
 impl Filled {
     /// Waits until every byte has arrived, and only then publishes.
-    pub(crate) fn publish(self) -> Result<(), ServeError> {
+    pub(crate) fn publish(self, producer: &Producer) -> Result<(), ServeError> {
         let Filled { mut lease, written, bucket, rows } = self;
+        producer.about(lease.batch_id().0);
+        producer.phase(Phase::Capture);
         lease.set_checksum(written.wait()?);
+        producer.phase(Phase::Publish);
         match lease.publish(bucket, &rows) {
             // The launcher took the slot back: its memory went with another target. The batch is pending again.
             Err(LeaseError::Lost(batch)) => tracing::warn!("the slot of batch {batch} was lost with its memory"),
@@ -36,17 +39,17 @@ impl Filled {
 
 /// Who publishes: a thread that sleeps until a slot's copies are done, or, where they are done at once, the caller.
 pub(crate) enum Publisher<'scope> {
-    Caller,
+    Caller(Producer),
     Thread(SyncSender<Filled>, ScopedJoinHandle<'scope, Result<(), ServeError>>),
 }
 
 impl<'scope> Publisher<'scope> {
     /// A thread. When it fails it asks for `shutdown`, so that nobody waits for the slots that it holds.
-    pub(crate) fn start(scope: &'scope Scope<'scope, '_>, shutdown: &Shutdown) -> Publisher<'scope> {
+    pub(crate) fn start(scope: &'scope Scope<'scope, '_>, side: Producer, shutdown: &Shutdown) -> Publisher<'scope> {
         let (sender, receiver) = sync_channel(WAITING);
         let shutdown = shutdown.clone();
         let thread = scope.spawn(move || {
-            let published = publish_all(&receiver);
+            let published = publish_all(&receiver, &side);
             if published.is_err() {
                 shutdown.request();
             }
@@ -58,7 +61,7 @@ impl<'scope> Publisher<'scope> {
     /// Hands a slot over; waits while as many are in flight as may be. False if the thread has failed.
     pub(crate) fn hand_over(&self, filled: Filled) -> Result<bool, ServeError> {
         match self {
-            Publisher::Caller => filled.publish().map(|()| true),
+            Publisher::Caller(producer) => filled.publish(producer).map(|()| true),
             Publisher::Thread(sender, _) => Ok(sender.send(filled).is_ok()),
         }
     }
@@ -71,6 +74,10 @@ impl<'scope> Publisher<'scope> {
     }
 }
 
-fn publish_all(filled: &Receiver<Filled>) -> Result<(), ServeError> {
-    filled.iter().try_for_each(Filled::publish)
+fn publish_all(filled: &Receiver<Filled>, producer: &Producer) -> Result<(), ServeError> {
+    loop {
+        producer.phase(Phase::Await);
+        let Ok(next) = filled.recv() else { return Ok(()) };
+        next.publish(producer)?;
+    }
 }

@@ -93,8 +93,8 @@ impl Worker {
     fn serve(&self, producer: &Producer, patience: &Patience) -> Result<(), ServeError> {
         thread::scope(|scope| {
             let publisher = match self.writer.is_asynchronous() {
-                true => Publisher::start(scope, &patience.shutdown),
-                false => Publisher::Caller,
+                true => Publisher::start(scope, producer.side(), &patience.shutdown),
+                false => Publisher::Caller(producer.clone()),
             };
             let served = self.fill_all(producer, &publisher, patience);
             // Its failure is the cause of what the loop saw.
@@ -113,8 +113,9 @@ impl Worker {
             let mut write = |tap, hidden: &Tensor| filling.write_tap(tap, hidden);
             self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
             let written = filling.finish()?;
-            if !self.writer.is_asynchronous() {
-                producer.phase(Phase::Publish);
+            // From here on the main thread only waits for the publisher, when too many are in flight.
+            if self.writer.is_asynchronous() {
+                producer.phase(Phase::Await);
             }
             if !publisher.hand_over(Filled { lease, written, bucket: planned.bucket, rows })? {
                 break;

@@ -9,6 +9,7 @@ mod broker;
 use std::ops::Range;
 use std::path::Path;
 
+use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ArenaChoice, Device};
@@ -96,7 +97,7 @@ impl Parts {
 }
 
 /// One part of the arena, as the worker that made it tells the others. With [`Memory::Fd`] the descriptor comes along.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Part {
     /// Which.
     pub part: u32,
@@ -111,7 +112,7 @@ pub struct Part {
 }
 
 /// How another process reaches a part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Memory {
     /// By the file descriptor that comes with the message.
     Fd,
@@ -120,7 +121,7 @@ pub enum Memory {
 }
 
 /// What a worker says to the launcher about the arena.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ArenaRequest {
     /// It wants to map the arena: all parts that there are, and those to come.
     Want,
@@ -129,7 +130,7 @@ pub enum ArenaRequest {
 }
 
 /// What the launcher says to a worker about the arena.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ArenaReply {
     /// Nobody has that part: make it.
     Make {

@@ -250,7 +250,7 @@ impl Place {
     ) -> Result<Option<T>, WaitError> {
         let before = self.times(track).present();
         let outcome = self.wait_until_answered((track, group), patience, ask);
-        if self.record().waits_for.load(Ordering::Relaxed) != 0 {
+        if self.times(track).present() != before {
             self.record().waits_for.store(0, Ordering::Relaxed);
             self.times(track).resume(before, now());
         }
@@ -298,11 +298,17 @@ impl Place {
         }
     }
 
+    /// Notes what a thread waits for. What a second thread waits for is the worker's wait only while the main thread waits
+    /// for that thread.
     fn note_wait(&self, track: Track, code: u32) {
-        if self.record().waits_for.load(Ordering::Relaxed) != code {
-            let now = now();
-            self.times(track).enter(Phase::waiting(code) as u32, now);
-            self.say_wait(code, now);
+        let (now, phase) = (now(), Phase::waiting(code) as u32);
+        if self.times(track).present().phase() != Some(phase) {
+            self.times(track).enter(phase, now);
+        }
+        let is_shown = track == Track::Main || self.record().phase.load(Ordering::Relaxed) == Phase::Await as u32;
+        let shown = if is_shown { code } else { 0 };
+        if self.record().waits_for.load(Ordering::Relaxed) != shown {
+            self.say_wait(shown, now);
         }
     }
 

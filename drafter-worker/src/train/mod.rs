@@ -6,18 +6,22 @@ mod log;
 mod overfit;
 mod receive;
 mod schedule;
+mod share;
 mod step;
+
+use std::sync::Arc;
 
 use common::config::Config;
 use common::exit::{AnyError, Blame};
-use common::ids::{BatchId, Rank, Role, Step};
+use common::ids::{Rank, Role, Step};
+use common::launched::Launcher;
 use common::manifest::Manifest;
-use common::queue::{Phase, Queue};
+use common::queue::{Consumer, Phase, Queue};
 use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
 use common::telemetry;
 use common::wait::{Patience, WaitError};
-use model::arena::{HostArena, SlotShape};
+use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotReader};
 use model::drafter::Drafter;
 use model::runtime::DeviceError;
 use model::target::Vocabulary;
@@ -27,18 +31,32 @@ use crate::{WEIGHTS_HINT, checkpoint};
 use exchange::Exchange;
 use log::Log;
 use model::optimizer::AdamW;
-use receive::{ReceiveError, Receiver, Share};
+use receive::{ReceiveError, Receiver};
 use schedule::Schedule;
+use share::Share;
 use step::{Objective, Sums};
 
 const SAVE_HINT: &str = "the run folder must stay writable; earlier checkpoints are as they were";
 
-pub(crate) fn run(args: &TrainArgs) -> Result<(), AnyError> {
+pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError> {
     let config = Config::of_run(&args.run)?;
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
     telemetry::init(&telemetry::worker_name(Role::Drafter, Rank(args.rank)));
-    let mut trainer = Trainer::new(args, &config, &plan, &patience)?;
+    let rank = Rank(args.rank);
+    let gpu = Rank(config.run.device_of(Role::Drafter, rank));
+    let device = model::runtime::start(config.run.device, gpu, plan.threads).your_input(DeviceError::HINT)?;
+    let queue = Queue::attach(&plan.queue_name())?;
+    let consumer = queue.consumer(rank)?;
+    consumer.phase(Phase::Loading);
+    let worker = (Role::Drafter, rank);
+    let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
+    let arena = Arena::attach(&config, &plan, seat).map_err(ArenaError::blamed)?;
+    if args.preflight {
+        return Ok(());
+    }
+    let reader = Arc::new(SlotReader::new(arena, device, rank)?);
+    let mut trainer = Trainer::new(args, (&config, &plan, &patience), (queue, consumer, reader))?;
     trainer.train()
 }
 
@@ -63,17 +81,10 @@ struct Trainer<'a> {
 impl<'a> Trainer<'a> {
     fn new(
         args: &'a TrainArgs,
-        config: &'a Config,
-        plan: &'a RunPlan,
-        patience: &'a Patience,
+        (config, plan, patience): (&'a Config, &'a RunPlan, &'a Patience),
+        (queue, consumer, reader): (Queue, Consumer, Arc<SlotReader>),
     ) -> Result<Trainer<'a>, AnyError> {
-        let rank = Rank(args.rank);
-        let device_rank = Rank(config.run.device_of(Role::Drafter, rank));
-        let device =
-            model::runtime::start(config.run.device, device_rank, plan.threads).your_input(DeviceError::HINT)?;
-        let queue = Queue::attach(&plan.queue_name())?;
-        let consumer = queue.consumer(rank)?;
-        consumer.phase(Phase::Loading);
+        let (rank, device) = (Rank(args.rank), reader.device());
         let kind = model::runtime::kind(config.model.torch_dtype);
         let vocabulary =
             Vocabulary::load(&config.model.target_model_path, &plan.target, device, kind).your_input(WEIGHTS_HINT)?;
@@ -84,12 +95,12 @@ impl<'a> Trainer<'a> {
             None => None,
         };
         let step = Step(from.as_ref().map_or(0, |manifest| manifest.step));
-        let arena = HostArena::attach(&plan.arena_name(), SlotShape::of(config, plan))?;
         let exchange = Exchange::new(config, plan, rank, patience)?;
         let log = Log::new(&args.run, config, plan, rank, from.as_ref())?;
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
-        let receiver = Receiver { consumer, arena, device, share: Share::new(config, plan, rank) };
+        let (share, first) = (Share::new(config, plan, rank), Step(step.0 + 1));
+        let receiver = Receiver::start(consumer, reader, share, first, patience);
         let objective = Objective::new(config, plan, vocabulary);
         let schedule = Schedule::new(&config.training, plan.total_steps);
         Ok(Trainer {
@@ -137,15 +148,21 @@ impl<'a> Trainer<'a> {
         let next = Step(self.step.0 + 1);
         let consumer = self.receiver.consumer.clone();
         let mut sums = Sums::zero(self.plan.draft.block_size);
-        let batches = match self.receiver.receive(next, self.patience) {
-            Err(ReceiveError::Wait(WaitError::Shutdown)) => {
-                sums.short = 1.0;
-                Vec::new()
+        let mut ids = Vec::new();
+        loop {
+            match self.receiver.next(next, self.patience) {
+                Ok(Some(batch)) => {
+                    self.objective.accumulate(&mut self.drafter, &batch, &mut sums, &consumer);
+                    ids.push(batch.id);
+                    self.receiver.give_back(batch)?;
+                }
+                Ok(None) => break,
+                Err(ReceiveError::Wait(WaitError::Shutdown)) => {
+                    sums.short = 1.0;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
             }
-            batches => batches?,
-        };
-        for batch in &batches {
-            self.objective.accumulate(&mut self.drafter, batch, &mut sums, &consumer);
         }
         sums.stopping = f64::from(u8::from(self.patience.shutdown.is_set()));
         consumer.phase(Phase::AllReduce);
@@ -160,7 +177,6 @@ impl<'a> Trainer<'a> {
             0.0 => 0.0,
             denominator => self.optimizer.update(self.drafter.parameters_mut(), denominator, rate).fetch()?,
         };
-        let ids: Vec<BatchId> = batches.iter().map(|batch| batch.id).collect();
         consumer.trained(&ids, next)?;
         self.step = next;
         self.log.step(next, &sums, (rate, norm), &consumer)?;

@@ -1,19 +1,35 @@
-//! One step's batches out of the queue: popped, copied to this process, released at once.
+//! Batches out of the queue, fetched ahead: a thread pops, copies into one of two buffers of this process, releases the
+//! slot at once and hands the batch over, so that training never waits for a copy.
+//!
+//! A buffer is written again only after everything that reads it has run on the device ([`Read::into_buffer`]).
 
-use common::config::{Config, PopPolicy};
-use common::ids::{BatchId, Rank, Role, Step};
-use common::queue::{Consumer, LeaseError, Phase, ReadLease, Rows, RowsError};
-use common::run_plan::RunPlan;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver as Channel, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::ids::{BatchId, Step};
+use common::queue::{Consumer, LeaseError, Phase, Rows, RowsError};
+use common::shutdown::Shutdown;
 use common::wait::{Patience, WaitError};
-use model::arena::HostArena;
-use tch::{Device, Tensor};
+use model::arena::{ArenaError, Buffer, Read, SlotReader};
+use tch::Tensor;
 
-/// A batch in this process's own memory.
+use super::share::{Share, Want};
+
+/// Batches in this process at once: one in training, one fetched or being fetched.
+const BUFFERS: usize = 2;
+
+/// Between two looks at whether this process is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A batch in this process's own memory. Give it back to the [`Receiver`] once all that reads it is enqueued.
 pub(crate) struct Batch {
     pub(crate) id: BatchId,
     pub(crate) rows: Rows,
     /// [T, K*H] hidden states of the tapped layers.
     pub(crate) taps: Tensor,
+    read: Read,
 }
 
 /// Why a step's batches did not come.
@@ -23,104 +39,166 @@ pub(crate) enum ReceiveError {
     Wait(#[source] WaitError),
     #[error("batch {0} is damaged in its slot: {1}")]
     Rows(BatchId, #[source] RowsError),
+    #[error("reading a slot: {0}")]
+    Arena(#[from] ArenaError),
     #[error("releasing a slot: {0}")]
     Lease(#[from] LeaseError),
 }
 
-/// What a drafter takes of each step.
-pub(crate) struct Share {
-    rank: u64,
-    ranks: u64,
-    batches_per_step: u64,
-    total_batches: u64,
-    policy: PopPolicy,
-}
+/// A batch, nothing where one was to be had but was trained already, or why none comes any more.
+type Fetched = Result<Option<Batch>, ReceiveError>;
 
-impl Share {
-    pub(crate) fn new(config: &Config, plan: &RunPlan, rank: Rank) -> Share {
-        Share {
-            rank: u64::from(rank.0),
-            ranks: u64::from(config.run.workers(Role::Drafter)),
-            batches_per_step: u64::from(config.training.batches_per_step),
-            total_batches: plan.total_batches,
-            policy: config.queue.policy,
-        }
-    }
-
-    /// How many batches of a full step fall to this rank.
-    fn count(&self) -> u64 {
-        self.batches_per_step / self.ranks + u64::from(self.rank < self.batches_per_step % self.ranks)
-    }
-
-    /// The ids of this rank in a step under `strict`: every `ranks`-th of the step's run of ids.
-    fn ids(&self, step: Step) -> impl Iterator<Item = BatchId> + use<> {
-        let (first, rank, ranks, total) =
-            ((step.0 - 1) * self.batches_per_step, self.rank, self.ranks, self.total_batches);
-        (0..self.count()).map(move |k| first + rank + k * ranks).filter(move |&id| id < total).map(BatchId)
-    }
-}
-
+/// The trainer's end. Dropping it ends the thread; what was fetched but not trained stays held by this drafter.
 pub(crate) struct Receiver {
     pub(crate) consumer: Consumer,
-    pub(crate) arena: HostArena,
-    pub(crate) device: Device,
-    pub(crate) share: Share,
+    reader: Arc<SlotReader>,
+    share: Share,
+    fetched: Channel<Fetched>,
+    buffers: Sender<Buffer>,
+    stop: Shutdown,
+    thread: Option<JoinHandle<()>>,
+    /// Batches of the present step that are still to come.
+    left: Option<usize>,
 }
 
 impl Receiver {
-    /// This rank's batches of `step`; fewer, or none, at the end of the stream.
+    /// Starts fetching what this rank takes, from `first` on.
+    pub(crate) fn start(
+        consumer: Consumer,
+        reader: Arc<SlotReader>,
+        share: Share,
+        first: Step,
+        patience: &Patience,
+    ) -> Receiver {
+        let stop = Shutdown::never();
+        let (sender, fetched) = sync_channel(BUFFERS);
+        let (buffers, free) = channel();
+        (0..BUFFERS).for_each(|_| drop(buffers.send(reader.buffer())));
+        let patience = Patience { timeout: patience.timeout, shutdown: stop.clone() };
+        let (side, shared) = (consumer.side(), Arc::clone(&reader));
+        let fetcher = Fetcher { consumer: side, reader: shared, free, spare: None, sender, patience };
+        let thread = Some(thread::spawn(move || fetcher.run(share, first)));
+        Receiver { consumer, reader, share, fetched, buffers, stop, thread, left: None }
+    }
+
+    /// This rank's next batch of `step`; none when it has all of them.
     ///
     /// # Errors
     /// [`ReceiveError`]; what was taken before stays held by this drafter.
-    pub(crate) fn receive(&self, step: Step, patience: &Patience) -> Result<Vec<Batch>, ReceiveError> {
-        let pop = |lease: Result<Option<ReadLease>, WaitError>| lease.map_err(ReceiveError::Wait);
-        let mut batches = Vec::new();
-        match self.share.policy {
-            PopPolicy::Strict => {
-                for id in self.share.ids(step) {
-                    let lease = pop(self.consumer.pop_batch(id, patience))?;
-                    batches.extend(lease.map(|lease| self.copy(lease)).transpose()?);
-                }
+    pub(crate) fn next(&mut self, step: Step, patience: &Patience) -> Fetched {
+        loop {
+            let left = *self.left.get_or_insert_with(|| self.share.wants(step).count());
+            if left == 0 {
+                self.left = None;
+                return Ok(None);
             }
-            PopPolicy::Mixed => {
-                for _ in 0..self.share.count() {
-                    let Some(lease) = pop(self.consumer.pop(patience))? else { break };
-                    batches.push(self.copy(lease)?);
-                }
+            let batch = self.await_batch(patience)?;
+            self.left = Some(left - 1);
+            if batch.is_some() {
+                return Ok(batch);
             }
         }
-        Ok(batches)
     }
 
-    fn copy(&self, lease: ReadLease) -> Result<Batch, ReceiveError> {
-        self.consumer.phase(Phase::Copy);
-        let id = lease.batch_id();
-        let rows = lease.rows().map_err(|error| ReceiveError::Rows(id, error))?;
-        let taps = self.arena.read(lease.slot(), rows.token_ids.len(), self.device);
-        lease.release()?;
-        Ok(Batch { id, rows, taps })
+    fn await_batch(&self, patience: &Patience) -> Fetched {
+        if let Ok(fetched) = self.fetched.try_recv() {
+            return fetched;
+        }
+        self.consumer.phase(Phase::Await);
+        loop {
+            if patience.shutdown.is_set() {
+                return Err(ReceiveError::Wait(WaitError::Shutdown));
+            }
+            match self.fetched.recv_timeout(LOOK) {
+                Ok(fetched) => return fetched,
+                Err(RecvTimeoutError::Timeout) => {}
+                // The thread has ended before, and said why then.
+                Err(RecvTimeoutError::Disconnected) => return Err(ReceiveError::Wait(WaitError::Aborted)),
+            }
+        }
+    }
+
+    /// Takes a batch's buffer back, when everything that reads the batch is enqueued.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub(crate) fn give_back(&self, batch: Batch) -> Result<(), ReceiveError> {
+        let Batch { taps, read, .. } = batch;
+        drop(taps);
+        // The thread is gone at the end of the stream; it needs no buffer then.
+        let _ = self.buffers.send(read.into_buffer(self.reader.gpu())?);
+        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.stop.request();
+        // What was fetched goes, so that the thread finds room and ends.
+        self.fetched.try_iter().for_each(drop);
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
 
-    fn share(rank: u64, ranks: u64, batches_per_step: u64, total_batches: u64) -> Share {
-        Share { rank, ranks, batches_per_step, total_batches, policy: PopPolicy::Strict }
+/// The thread's end.
+struct Fetcher {
+    consumer: Consumer,
+    reader: Arc<SlotReader>,
+    free: Channel<Buffer>,
+    /// Taken, and not used.
+    spare: Option<Buffer>,
+    sender: SyncSender<Fetched>,
+    patience: Patience,
+}
+
+impl Fetcher {
+    fn run(mut self, share: Share, first: Step) {
+        let steps = (first.0..).map(Step);
+        // Nothing falls to any rank after the last step; a step without a share of ours may lie before it.
+        for want in steps.take_while(|step| !share.is_over(*step)).flat_map(|step| share.wants(step)) {
+            let fetched = self.fetch(want);
+            let is_last = fetched.is_err();
+            if self.sender.send(fetched).is_err() || is_last {
+                return;
+            }
+        }
     }
 
-    #[test]
-    fn the_ranks_shares_cover_each_step_once() {
-        for (ranks, per_step, total) in [(1, 1, 5), (2, 2, 7), (3, 4, 10), (4, 2, 9)] {
-            for step in 1..=u64::div_ceil(total, per_step) {
-                let mut ids: Vec<u64> = (0..ranks)
-                    .flat_map(|rank| share(rank, ranks, per_step, total).ids(Step(step)))
-                    .map(|id| id.0)
-                    .collect();
-                ids.sort_unstable();
-                let first = (step - 1) * per_step;
-                assert_eq!(ids, (first..(first + per_step).min(total)).collect::<Vec<_>>());
+    fn fetch(&mut self, want: Want) -> Fetched {
+        self.consumer.phase(Phase::Await);
+        let mut buffer = self.free_buffer().ok_or(ReceiveError::Wait(WaitError::Shutdown))?;
+        loop {
+            let lease = match want {
+                Want::This(id) => self.consumer.pop_batch(id, &self.patience),
+                Want::Any => self.consumer.pop(&self.patience),
+            };
+            let Some(lease) = lease.map_err(ReceiveError::Wait)? else {
+                self.spare = Some(buffer);
+                return Ok(None);
+            };
+            let id = lease.batch_id();
+            self.consumer.about(id.0);
+            self.consumer.phase(Phase::Copy);
+            let rows = lease.rows().map_err(|error| ReceiveError::Rows(id, error))?;
+            let read = self.reader.read(&lease, rows.token_ids.len(), buffer, &self.patience)?;
+            match lease.release() {
+                Ok(()) => return Ok(Some(Batch { id, rows, taps: read.taps.shallow_clone(), read })),
+                // The slot's memory was lost with its target while it was read: the batch is computed again.
+                Err(LeaseError::Lost(_)) => buffer = read.into_buffer(self.reader.gpu())?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn free_buffer(&mut self) -> Option<Buffer> {
+        if let Some(spare) = self.spare.take() {
+            return Some(spare);
+        }
+        loop {
+            match self.free.recv_timeout(LOOK) {
+                Ok(buffer) => return Some(buffer),
+                Err(RecvTimeoutError::Timeout) if !self.patience.shutdown.is_set() => {}
+                Err(_) => return None,
             }
         }
     }
