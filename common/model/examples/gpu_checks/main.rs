@@ -1,0 +1,49 @@
+//! Holds the GPU arena to its promises on real GPUs, without a model: speed of every way, torn reads, deaths of either
+//! side at any moment, leaks, refusals. Prints one JSON object a line, `{name, value, unit, ok}`; exits with 2 if one is
+//! not `ok`.
+//!
+//! ```sh
+//! gpu_checks            # all checks, devices 0 and 1 (one device twice if there is only one)
+//! gpu_checks speed torn # some of them
+//! ```
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its findings")]
+
+mod checks;
+mod spec;
+mod worker;
+mod world;
+
+use std::process::ExitCode;
+
+use common::exit::AnyError;
+
+use checks::{CHECKS, Findings};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(2),
+        Err(error) => {
+            eprintln!("gpu_checks: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<bool, AnyError> {
+    if let [spec, job, rank] = args
+        && spec.starts_with('{')
+    {
+        let done = worker::run(&serde_json::from_str(spec)?, serde_json::from_str(job)?, rank.parse()?);
+        done.inspect_err(|error| drop(worker::say(&format!("failed: {error}"))))?;
+        return Ok(true);
+    }
+    let mut findings = Findings::new();
+    for (name, check) in CHECKS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
+        if let Err(error) = check(&mut findings) {
+            findings.failed(name, &error);
+        }
+    }
+    Ok(findings.all_ok())
+}
