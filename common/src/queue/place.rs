@@ -26,8 +26,6 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a bell is watched before sleeping on it: about what a sleep and a wake cost, so that a wait never costs more
 /// than twice the better of the two.
 const WATCH: Duration = Duration::from_micros(20);
-/// Between two looks at a bell: a fraction of a microsecond.
-const PAUSES: u32 = 8;
 /// Between two looks at whether the lock's holder lives.
 const LOCK_SLEEP: Duration = Duration::from_millis(20);
 
@@ -186,8 +184,7 @@ fn wait_for_bell(bell: &Bell, seen: u32, waits: Waits, bound: Duration) -> Waits
         if bell.word.load(Ordering::Relaxed) != seen {
             return Waits::Awake;
         }
-        // Each look takes the word's cache line from whoever is about to raise the bell.
-        (0..PAUSES).for_each(|_| spin_loop());
+        spin_loop();
     }
     Waits::Asleep
 }
