@@ -218,20 +218,24 @@ fn measure(bench: &mut Bench, name: &str, device: Device, steps: usize) {
         let batch = bench.batch();
         bench.step(&batch, &mut || {});
     }
-    let (mut seconds, mut rates) = (Vec::new(), Vec::new());
+    let (mut seconds, mut rates, mut queued, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for step in 1..=steps {
         let batch = bench.batch();
         synchronize(device);
         let start = Instant::now();
         bench.step(&batch, &mut || {});
+        queued.push(start.elapsed().as_secs_f64() * 1e3);
         synchronize(device);
         seconds.push(start.elapsed().as_secs_f64());
         rates.push(batch.token_ids.len() as f64 / start.elapsed().as_secs_f64());
+        tokens += batch.token_ids.len();
         if step == 50 {
             print(&format!("{name}: memory after step 50"), memory_gb(device), "GB");
         }
     }
+    print(&format!("{name}: mean over all steps"), tokens as f64 / seconds.iter().sum::<f64>(), "tokens/s");
     print(&format!("{name}: step"), median(seconds) * 1e3, "ms");
+    print(&format!("{name}: step, until the host has queued it"), median(queued), "ms");
     print(name, median(rates), "tokens/s");
     print(&format!("{name}: memory after step {steps}"), memory_gb(device), "GB");
     breakdown(bench, name, device, steps.min(10));

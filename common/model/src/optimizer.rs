@@ -167,6 +167,11 @@ pub struct GradientNorm {
 }
 
 impl GradientNorm {
+    /// The optimizer's step, from 1.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
     /// On the device, f64, no axis.
     pub fn norm(&self) -> &Tensor {
         &self.norm

@@ -1,4 +1,7 @@
 //! What a step shows of itself: gauges for the queue's readers, lines in metrics.jsonl. Rank 0 writes for all.
+//!
+//! A GPU's numbers come one step late, so that the next step is on its way before the host waits for the last one. So does
+//! word of a gradient that is not finite: no step was taken, and none is saved before it is known.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,7 +12,11 @@ use common::manifest::Manifest;
 use common::queue::{Consumer, Gauge};
 use common::run_plan::RunPlan;
 use common::telemetry::metrics::{METRICS_FILE, MetricsError, MetricsFile};
+use model::cuda::Late;
+use model::drafter::BlockTotals;
+use model::optimizer::{GradientNorm, NotFinite};
 use serde::Serialize;
+use tch::{Kind, Tensor};
 
 use super::step::Sums;
 
@@ -23,6 +30,50 @@ pub(crate) struct Log {
     pub(crate) scored: f64,
     since: Instant,
     tokens_since: f64,
+    /// The last step's, while its numbers are on their way.
+    pending: Option<Report>,
+}
+
+/// Why a step cannot be reported.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReportError {
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
+}
+
+/// What there is to say of a completed step.
+pub(crate) struct Report {
+    step: Step,
+    rate: f64,
+    denominator: f64,
+    scored: f64,
+    tokens: f64,
+    stopping: bool,
+    /// Steps of the optimizer so far.
+    updates: u64,
+    /// The gradient's norm, then the blocks' sums.
+    numbers: Late,
+}
+
+impl Report {
+    /// Of sums over all ranks, the optimizer's learning rate and its gradient's norm, if it took a step.
+    pub(crate) fn new(step: Step, sums: &Sums, rate: f64, norm: Option<&GradientNorm>) -> Report {
+        let device = norm.map_or(sums.blocks.device(), |norm| norm.norm().device());
+        let norm_or_zero = norm.map_or_else(|| Tensor::zeros(1, (Kind::Double, device)), |norm| norm.norm().view(1));
+        let numbers = Tensor::cat(&[norm_or_zero, sums.blocks.to_device(device)], 0);
+        Report {
+            step,
+            rate,
+            denominator: sums.denominator,
+            scored: sums.scored,
+            tokens: sums.tokens,
+            stopping: sums.stopping > 0.0,
+            updates: norm.map_or(0, GradientNorm::step),
+            numbers: Late::send(&numbers),
+        }
+    }
 }
 
 /// One line of metrics.jsonl.
@@ -61,54 +112,68 @@ impl Log {
             scored: from.map_or(0.0, |manifest| manifest.supervised_tokens as f64),
             since: Instant::now(),
             tokens_since: 0.0,
+            pending: None,
         })
     }
 
-    /// Reports a completed step: sums over all ranks, and the optimizer's learning rate and gradient norm.
+    /// Reports a completed step once its numbers are here: at once on a CPU, with the next step on a GPU.
     ///
     /// # Errors
-    /// The metrics file cannot be written.
-    pub(crate) fn step(
-        &mut self,
-        step: Step,
-        sums: &Sums,
-        (rate, norm): (f64, f64),
-        consumer: &Consumer,
-    ) -> Result<(), MetricsError> {
-        self.tokens += sums.tokens;
-        self.tokens_since += sums.tokens;
-        self.scored += sums.blocks.counted.iter().sum::<f64>();
+    /// The metrics file cannot be written, or the gradient of the step reported was not finite.
+    pub(crate) fn step(&mut self, report: Report, consumer: &Consumer) -> Result<(), ReportError> {
+        consumer.gauge(Gauge::Step, report.step.0 as f64);
+        consumer.gauge(Gauge::TotalSteps, self.total_steps as f64);
+        let waits = report.numbers.is_on_its_way();
+        let last = self.pending.replace(report);
+        last.map_or(Ok(()), |last| self.write(last, consumer))?;
+        if waits { Ok(()) } else { self.flush(consumer) }
+    }
+
+    /// Reports what is still on its way.
+    ///
+    /// # Errors
+    /// As [`Log::step`].
+    pub(crate) fn flush(&mut self, consumer: &Consumer) -> Result<(), ReportError> {
+        self.pending.take().map_or(Ok(()), |last| self.write(last, consumer))
+    }
+
+    fn write(&mut self, report: Report, consumer: &Consumer) -> Result<(), ReportError> {
+        let numbers = report.numbers.wait();
+        let norm = GradientNorm::checked(report.updates, numbers[0])?;
+        let blocks = BlockTotals::from_sums(&numbers[1..], report.denominator);
+        self.tokens += report.tokens;
+        self.tokens_since += report.tokens;
+        self.scored += report.scored;
         let gauges = [
-            (Gauge::Step, step.0 as f64),
-            (Gauge::TotalSteps, self.total_steps as f64),
-            (Gauge::Loss, sums.blocks.loss()),
-            (Gauge::Accuracy, sums.blocks.accuracy()),
-            (Gauge::AcceptedLength, sums.blocks.accepted_length()),
+            (Gauge::Loss, blocks.loss()),
+            (Gauge::Accuracy, blocks.accuracy()),
+            (Gauge::AcceptedLength, blocks.accepted_length()),
             (Gauge::Tokens, self.tokens),
             (Gauge::SupervisedTokens, self.scored),
-            (Gauge::LearningRate, rate),
+            (Gauge::LearningRate, report.rate),
             (Gauge::GradNorm, norm),
         ];
         for (gauge, value) in gauges {
             consumer.gauge(gauge, value);
         }
-        let due = step.0.is_multiple_of(self.interval) || step.0 == self.total_steps || sums.stopping > 0.0;
+        let step = report.step.0;
+        let due = step.is_multiple_of(self.interval) || step == self.total_steps || report.stopping;
         let Some(metrics) = self.metrics.as_mut().filter(|_| due) else {
             return Ok(());
         };
         let line = Line {
-            step: step.0,
-            loss: sums.blocks.loss(),
-            accuracy: sums.blocks.accuracy(),
-            slot_accuracy: sums.blocks.slot_accuracy(),
-            accepted_length: sums.blocks.accepted_length(),
-            expected_accepted: sums.blocks.expected_accepted(),
-            learning_rate: rate,
+            step,
+            loss: blocks.loss(),
+            accuracy: blocks.accuracy(),
+            slot_accuracy: blocks.slot_accuracy(),
+            accepted_length: blocks.accepted_length(),
+            expected_accepted: blocks.expected_accepted(),
+            learning_rate: report.rate,
             grad_norm: norm,
             tokens: self.tokens,
             tokens_per_s: self.tokens_since / self.since.elapsed().as_secs_f64().max(1e-9),
         };
         (self.since, self.tokens_since) = (Instant::now(), 0.0);
-        metrics.write(&line)
+        Ok(metrics.write(&line)?)
     }
 }

@@ -29,7 +29,7 @@ use model::target::Vocabulary;
 use crate::args::TrainArgs;
 use crate::{WEIGHTS_HINT, checkpoint};
 use exchange::Exchange;
-use log::Log;
+use log::{Log, Report};
 use model::optimizer::AdamW;
 use receive::{ReceiveError, Receiver};
 use schedule::Schedule;
@@ -147,7 +147,7 @@ impl<'a> Trainer<'a> {
     fn one_step(&mut self) -> Result<Option<Sums>, AnyError> {
         let next = Step(self.step.0 + 1);
         let consumer = self.receiver.consumer.clone();
-        let mut sums = Sums::zero(self.plan.draft.block_size);
+        let mut sums = Sums::zero(self.plan.draft.block_size, self.drafter.parameters().values().device());
         let mut ids = Vec::new();
         loop {
             match self.receiver.next(next, self.patience) {
@@ -173,18 +173,17 @@ impl<'a> Trainer<'a> {
         consumer.phase(Phase::Optimizer);
         let rate = self.schedule.rate(next);
         // A step whose batches hold nothing to learn counts, but moves nothing: there is no mean of no losses.
-        let norm = match sums.blocks.denominator {
-            0.0 => 0.0,
-            denominator => self.optimizer.update(self.drafter.parameters_mut(), denominator, rate).fetch()?,
-        };
+        let norm = (sums.denominator > 0.0)
+            .then(|| self.optimizer.update(self.drafter.parameters_mut(), sums.denominator, rate));
         consumer.trained(&ids, next)?;
         self.step = next;
-        self.log.step(next, &sums, (rate, norm), &consumer)?;
+        self.log.step(Report::new(next, &sums, rate, norm.as_ref()), &consumer)?;
         Ok(Some(sums))
     }
 
     /// Where training stands, at rank 0, once every rank has noted its batches of the last step as trained.
     fn standing(&mut self) -> Result<Option<Manifest>, AnyError> {
+        self.log.flush(&self.receiver.consumer)?;
         self.exchange.meet()?;
         Ok((self.args.rank == 0).then(|| Manifest {
             run_id: self.plan.run_id.clone(),

@@ -6,13 +6,20 @@ use common::run_plan::RunPlan;
 use model::drafter::loss::block_loss;
 use model::drafter::{AnchorDraw, BlockPlan, BlockTotals, Drafter, PackedRows, Weighting, anchors};
 use model::target::Vocabulary;
+use tch::{Device, Kind, Tensor};
 
 use super::receive::Batch;
 
-/// Sums over a rank's batches and, after the exchange, over ranks: everything that a step is decided and reported by.
-#[derive(Clone, Debug, PartialEq)]
+/// Sums over a rank's batches and, after the exchange, over ranks: everything that a step is decided and reported by. What
+/// decides is known on the host; the rest stays on the device until it is reported.
+#[derive(Debug)]
 pub(crate) struct Sums {
-    pub(crate) blocks: BlockTotals,
+    /// f64 on the device, see [`BlockTotals::from_sums`].
+    pub(crate) blocks: Tensor,
+    /// What the blocks' numerator is divided by.
+    pub(crate) denominator: f64,
+    /// Block slots scored.
+    pub(crate) scored: f64,
     /// Tokens of the packed rows.
     pub(crate) tokens: f64,
     /// Batches.
@@ -24,26 +31,29 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    pub(crate) fn zero(block_size: usize) -> Sums {
-        Sums { blocks: BlockTotals::zero(block_size), tokens: 0.0, batches: 0.0, stopping: 0.0, short: 0.0 }
+    pub(crate) fn zero(block_size: usize, device: Device) -> Sums {
+        let blocks = Tensor::zeros(BlockTotals::num_sums(block_size) as i64, (Kind::Double, device));
+        Sums { blocks, denominator: 0.0, scored: 0.0, tokens: 0.0, batches: 0.0, stopping: 0.0, short: 0.0 }
     }
 
-    /// As one list of numbers, for the sum over drafters.
+    /// As one list of numbers, for the sum over drafters. Waits for the device.
     pub(crate) fn to_scalars(&self) -> Vec<f64> {
-        let mut scalars = vec![self.tokens, self.batches, self.stopping, self.short];
-        scalars.extend(self.blocks.to_scalars());
+        let mut scalars = vec![self.denominator, self.scored, self.tokens, self.batches, self.stopping, self.short];
+        scalars.extend(Vec::<f64>::try_from(&self.blocks).expect("sums are one row of f64"));
         scalars
     }
 
     /// The inverse of [`Sums::to_scalars`].
     pub(crate) fn from_scalars(scalars: &[f64]) -> Sums {
-        let (single, blocks) = scalars.split_at(4);
+        let (single, blocks) = scalars.split_at(6);
         Sums {
-            blocks: BlockTotals::from_scalars(blocks),
-            tokens: single[0],
-            batches: single[1],
-            stopping: single[2],
-            short: single[3],
+            blocks: Tensor::from_slice(blocks),
+            denominator: single[0],
+            scored: single[1],
+            tokens: single[2],
+            batches: single[3],
+            stopping: single[4],
+            short: single[5],
         }
     }
 }
@@ -91,7 +101,9 @@ impl Objective {
         let parts = block_loss(&hidden, self.vocabulary.head(), &plan, self.weighting);
         consumer.phase(Phase::Backward);
         drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
-        sums.blocks += &parts.totals();
+        sums.blocks += parts.sums;
+        sums.denominator += parts.denominator;
+        sums.scored += plan.slot_counts.iter().sum::<u64>() as f64;
     }
 }
 
@@ -110,10 +122,11 @@ mod tests {
 
     #[test]
     fn scalars_carry_every_field() {
-        let numbers: Vec<f64> = (1..=14).map(f64::from).collect();
+        let numbers: Vec<f64> = (1..=15).map(f64::from).collect();
         let sums = Sums::from_scalars(&numbers);
-        assert_eq!((sums.tokens, sums.batches, sums.stopping, sums.short), (1.0, 2.0, 3.0, 4.0));
+        assert_eq!((sums.denominator, sums.scored, sums.tokens), (1.0, 2.0, 3.0));
+        assert_eq!((sums.batches, sums.stopping, sums.short), (4.0, 5.0, 6.0));
         assert_eq!(sums.to_scalars(), numbers);
-        assert_eq!(Sums::zero(4).to_scalars(), vec![0.0; 14]);
+        assert_eq!(Sums::zero(4, Device::Cpu).to_scalars(), vec![0.0; 15]);
     }
 }

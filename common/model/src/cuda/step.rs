@@ -156,6 +156,11 @@ impl Late {
         Late { numbers, copied: Some(expect_launched(kernels.stream.record_event(None))) }
     }
 
+    /// Whether the host may have to wait for them.
+    pub fn is_on_its_way(&self) -> bool {
+        self.copied.is_some()
+    }
+
     /// Waits until they are here; not for what was queued behind them.
     pub fn wait(self) -> Vec<f64> {
         if let Some(copied) = &self.copied {

@@ -50,6 +50,17 @@ impl BlockTotals {
         }
     }
 
+    /// How many sums [`BlockTotals::from_sums`] takes for blocks of this size.
+    pub fn num_sums(block_size: usize) -> usize {
+        BlockTotals::zero(block_size).to_scalars().len() - 1
+    }
+
+    /// From the device's sums (the numerator, then accepted, blocks, and correct and counted by slot) and the denominator, which
+    /// the host knows.
+    pub fn from_sums(sums: &[f64], denominator: f64) -> BlockTotals {
+        BlockTotals::from_scalars(&[&sums[..1], &[denominator], &sums[1..]].concat())
+    }
+
     /// The loss: numerator over denominator; 0 when nothing is supervised.
     pub fn loss(&self) -> f64 {
         ratio(self.numerator, self.denominator)

@@ -31,15 +31,15 @@ pub struct LossParts {
     pub d_hidden: Tensor,
     /// The batch's share of the denominator; known without waiting for the device.
     pub denominator: f64,
-    /// f64 on the device: the numerator, then the metrics' sums.
-    sums: Tensor,
+    /// f64 on the device: [`BlockTotals`] without the denominator, see [`BlockTotals::from_sums`].
+    pub sums: Tensor,
 }
 
 impl LossParts {
     /// Fetches the sums; waits for the device.
     pub fn totals(&self) -> BlockTotals {
         let sums = Vec::<f64>::try_from(&self.sums).expect("sums are one row of f64");
-        BlockTotals::from_scalars(&[&sums[..1], &[self.denominator], &sums[1..]].concat())
+        BlockTotals::from_sums(&sums, self.denominator)
     }
 }
 
