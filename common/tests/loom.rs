@@ -64,6 +64,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use ring::audit::audit;
+use ring::bell::{Group, Waits};
 use ring::layout::{Bucket, Control, Slot};
 use ring::ledger::Ledger;
 use ring::lock::{Holder, Peers};
@@ -238,6 +239,27 @@ fn a_batch_goes_over_whole_and_the_slot_comes_back() {
         }
         assert!(done <= 2);
         assert_eq!(memory.ring().ledger.trained_ranges(), [(0, 2)]);
+    });
+}
+
+/// A drafter that finds nothing, and says that it waits, finds its bell raised once something is there.
+#[test]
+fn whoever_said_that_it_waits_is_rung_for() {
+    explore(Bound::None, || {
+        let memory = Memory::new(1, 1);
+        let hold = memory.claim(1).expect("a slot");
+        let other = Arc::clone(&memory);
+        let thread = thread::spawn(move || other.fill(1, hold));
+        let bell = &Group::Ready.bell(&memory.control).word;
+        let seen = bell.load(Ordering::Acquire);
+        let locked = memory.lock(3);
+        let is_blocked = matches!(locked.pop(None, 0), Asked::Blocked(_));
+        if is_blocked {
+            locked.wait_on(Group::Ready, Waits::Asleep);
+        }
+        drop(locked);
+        thread.join().unwrap();
+        assert!(!is_blocked || bell.load(Ordering::Acquire) != seen);
     });
 }
 
