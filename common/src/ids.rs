@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Encode, Decode)]
         #[serde(transparent)]
         pub struct $name(pub $inner);
 

@@ -5,7 +5,8 @@
 //! overwrites what another still reads: whoever writes a buffer for chunk `k + 2` has met all others for `k + 1`, and
 //! they came there after reading `k`.
 //!
-//! There is no recovery inside: when a drafter dies, the launcher ends all of them and makes a new segment.
+//! There is no recovery inside: when a drafter dies, the launcher aborts the sum, which every other rank's next or present
+//! call then says, and makes a new segment for all of them to join.
 #![expect(unsafe_code, reason = "reads and writes the ranks' buffers in shared memory")]
 
 use thiserror::Error;
@@ -194,7 +195,7 @@ impl Sum {
     }
 
     /// Replaces `values` and `scalars` by their sums over all ranks, the same bits on every rank. Every rank must
-    /// call it with as many of both. After an error the ranks are out of step: end the process.
+    /// call it with as many of both. After an error the ranks are out of step: drop it.
     ///
     /// # Errors
     /// [`SumError::Wait`], [`SumError::Shape`], [`SumError::Scalars`].
@@ -274,11 +275,11 @@ impl Member {
         loop {
             // BELL: Acquire, paired with the Release of `raise`: who arrives later ends the sleep below.
             let seen = header.bell.load(Ordering::Acquire);
-            if self.has_arrived(rank) {
-                return Ok(());
-            }
             if header.aborted.load(Ordering::Relaxed) != 0 {
                 return Err(WaitError::Aborted);
+            }
+            if self.has_arrived(rank) {
+                return Ok(());
             }
             let bound = wait.sleep(|| format!("drafter {rank} to bring its gradients (sum {})", self.round))?;
             futex_wait(&header.bell, seen, bound);

@@ -11,6 +11,7 @@ use signal_hook::flag;
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     asked: Arc<AtomicBool>,
+    above: Option<Arc<Shutdown>>,
 }
 
 impl Shutdown {
@@ -30,7 +31,13 @@ impl Shutdown {
 
     /// Bound to no signal: set only by [`Shutdown::request`].
     pub fn never() -> Shutdown {
-        Shutdown { asked: Arc::new(AtomicBool::new(false)) }
+        Shutdown { asked: Arc::default(), above: None }
+    }
+
+    /// A wish to end a part: set by itself, and whenever this one is.
+    #[must_use]
+    pub fn part(&self) -> Shutdown {
+        Shutdown { asked: Arc::default(), above: Some(Arc::new(self.clone())) }
     }
 
     /// Asks for the end.
@@ -40,7 +47,7 @@ impl Shutdown {
 
     /// Whether the end was asked for.
     pub fn is_set(&self) -> bool {
-        self.asked.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed) || self.above.as_ref().is_some_and(|above| above.is_set())
     }
 }
 
@@ -56,6 +63,16 @@ mod tests {
         let other = shutdown.clone();
         assert!(!other.is_set());
         shutdown.request();
+        assert!(other.is_set());
+    }
+
+    #[test]
+    fn a_part_ends_alone_or_with_the_whole() {
+        let whole = Shutdown::never();
+        let (one, other) = (whole.part(), whole.part().part());
+        one.request();
+        assert!(one.is_set() && !other.is_set() && !whole.is_set());
+        whole.request();
         assert!(other.is_set());
     }
 

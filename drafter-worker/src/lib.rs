@@ -5,6 +5,7 @@
 //!   number of drafters does not change the result.
 //! - A checkpoint is whole or absent: written beside, synced, renamed.
 //! - On SIGTERM the step is finished, saved, and the process ends well.
+//! - When another drafter dies this one leaves its step, waits, and goes on with it from where the launcher says.
 
 mod args;
 mod checkpoint;

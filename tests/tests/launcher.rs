@@ -260,6 +260,44 @@ fn a_worker_ends_with_the_line_to_its_launcher() {
     }
 }
 
+/// Of two drafters one dies while the run is being stopped: the other one does not wait for its gradients.
+#[test]
+fn a_drafter_that_dies_while_stopping_does_not_hold_the_other() {
+    let run = Run::new();
+    let live = start(&run, &["--nproc-per-node", "2", "--grace-drafter", "30"]);
+    let drafter = live.catch((Role::Drafter, 1), |seen| seen.phase == Phase::Backward);
+    let since = Instant::now();
+    live.send(live.pid(), Signal::SIGTERM);
+    live.await_line("SIGTERM: drafters save", since);
+    live.send(drafter, Signal::SIGKILL);
+    let end = live.end();
+    assert_eq!((end.status.code(), end.left), (Some(2), Vec::new()), "{}", end.stderr);
+    assert_fault_of_one_alone(&run, "drafter 1");
+}
+
+/// The others ended well: nobody waited until its grace was over and it was killed.
+fn assert_fault_of_one_alone(run: &Run, worker: &str) {
+    let failure = std::fs::read(run.dir().join("failure.json")).unwrap();
+    let failure: serde_json::Value = serde_json::from_slice(&failure).unwrap();
+    let others = failure["others"].as_array().unwrap().len();
+    assert_eq!((failure["cause"]["worker"].as_str(), others), (Some(worker), 0), "{failure}");
+}
+
+/// The first of two drafters cannot save: the second one does not wait for it.
+#[test]
+fn a_failed_save_does_not_hold_the_other_drafter() {
+    let run = Run::new();
+    let live = start(&run, &["--nproc-per-node", "2", "--grace-drafter", "30"]);
+    live.await_that("the workers", || live.worker(Role::Drafter, 0).is_some());
+    // A file where the checkpoints' folder is to be.
+    let checkpoints = run.dir().join("checkpoints");
+    let _ = std::fs::remove_dir(&checkpoints);
+    std::fs::write(&checkpoints, "").unwrap();
+    let end = live.end();
+    assert_eq!((end.status.code(), end.left), (Some(1), Vec::new()), "{}", end.stderr);
+    assert_fault_of_one_alone(&run, "drafter 0");
+}
+
 #[test]
 fn a_model_that_does_not_load_prints_one_clear_cause() {
     let folder = tempfile::tempdir().unwrap();

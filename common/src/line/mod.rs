@@ -20,7 +20,7 @@ use nix::sys::socket::{
 };
 use thiserror::Error;
 
-pub use message::{ToLauncher, ToWorker};
+pub use message::{RestartPoint, ToLauncher, ToWorker};
 
 use crate::wire::{self, LIMIT, WireError};
 

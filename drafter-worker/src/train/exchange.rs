@@ -15,7 +15,8 @@ pub(crate) struct Exchange {
     /// None with one drafter: there is nobody to meet.
     sum: Option<Sum>,
     gradient: Vec<f32>,
-    /// Deaf to shutdown: a step that has begun is finished by all ranks together.
+    /// Deaf to shutdown: a step that has begun is finished by all ranks together. When one of them is gone, the launcher
+    /// ends the sum.
     patience: Patience,
 }
 
@@ -37,7 +38,7 @@ impl Exchange {
     /// Replaces the gradient and `sums` by their sums over ranks.
     ///
     /// # Errors
-    /// A rank does not come.
+    /// A rank does not come, or the launcher says that it never will.
     pub(crate) fn sum(&mut self, parameters: &mut Parameters, sums: Sums) -> Result<Sums, SumError> {
         let Some(sum) = &mut self.sum else { return Ok(sums) };
         let gradient = parameters.gradient().to_device(tch::Device::Cpu);

@@ -5,6 +5,7 @@ mod log;
 #[cfg(test)]
 mod overfit;
 mod receive;
+mod regroup;
 mod schedule;
 mod share;
 mod step;
@@ -32,6 +33,7 @@ use exchange::Exchange;
 use log::{Log, Report};
 use model::optimizer::AdamW;
 use receive::{ReceiveError, Receiver};
+use regroup::{Regroup, Start};
 use schedule::Schedule;
 use share::Share;
 use step::{Objective, Sums};
@@ -43,11 +45,12 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
     let plan = RunPlan::read(&args.run)?;
     let patience = Patience { timeout: config.run.wait_timeout(), shutdown: Shutdown::install()? };
     telemetry::init(&telemetry::worker_name(Role::Drafter, Rank(args.rank)));
+    let (regroup, end) = Regroup::new(launcher, &patience);
     let rank = Rank(args.rank);
     let gpu = Rank(config.run.device_of(Role::Drafter, rank));
     let device = model::runtime::start(config.run.device, gpu, plan.threads).your_input(DeviceError::HINT)?;
     let queue = Queue::attach(&plan.queue_name())?;
-    let consumer = queue.consumer(rank)?;
+    let mut consumer = queue.consumer(rank)?;
     consumer.phase(Phase::Loading);
     let worker = (Role::Drafter, rank);
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
@@ -56,18 +59,50 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
         return Ok(());
     }
     let reader = Arc::new(SlotReader::new(arena, device, rank)?);
-    let mut trainer = Trainer::new(args, (&config, &plan, &patience), (queue, consumer, reader))?;
-    trainer.train()
+    let job = Job::load(args, (&config, &plan, &patience), (queue, reader))?;
+    let mut start = Start { checkpoint: args.checkpoint.clone(), end };
+    loop {
+        match Trainer::new(&job, consumer, &start)?.train() {
+            Err(error) if Regroup::is_due(&error) => {}
+            ended => return ended,
+        }
+        let Some(next) = regroup.wait(&args.run, &plan.snapshots())? else { return Ok(()) };
+        (start, consumer) = (next, job.queue.consumer(rank)?);
+    }
 }
 
-struct Trainer<'a> {
+/// What stays the same however often training starts anew.
+struct Job<'a> {
     args: &'a TrainArgs,
     config: &'a Config,
     plan: &'a RunPlan,
+    /// Deaf to another drafter's death.
     patience: &'a Patience,
     queue: Queue,
-    receiver: Receiver,
+    reader: Arc<SlotReader>,
     objective: Objective,
+}
+
+impl<'a> Job<'a> {
+    fn load(
+        args: &'a TrainArgs,
+        (config, plan, patience): (&'a Config, &'a RunPlan, &'a Patience),
+        (queue, reader): (Queue, Arc<SlotReader>),
+    ) -> Result<Job<'a>, AnyError> {
+        let kind = model::runtime::kind(config.model.torch_dtype);
+        let vocabulary = Vocabulary::load(&config.model.target_model_path, &plan.target, reader.device(), kind)
+            .your_input(WEIGHTS_HINT)?;
+        let objective = Objective::new(config, plan, vocabulary);
+        Ok(Job { args, config, plan, patience, queue, reader, objective })
+    }
+}
+
+/// Training from one point until its end, or until another drafter dies.
+struct Trainer<'a> {
+    job: &'a Job<'a>,
+    /// Ends also when this drafter is to leave.
+    patience: Patience,
+    receiver: Receiver,
     drafter: Drafter,
     optimizer: AdamW,
     schedule: Schedule,
@@ -79,53 +114,44 @@ struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    fn new(
-        args: &'a TrainArgs,
-        (config, plan, patience): (&'a Config, &'a RunPlan, &'a Patience),
-        (queue, consumer, reader): (Queue, Consumer, Arc<SlotReader>),
-    ) -> Result<Trainer<'a>, AnyError> {
-        let (rank, device) = (Rank(args.rank), reader.device());
+    fn new(job: &'a Job<'a>, consumer: Consumer, start: &Start) -> Result<Trainer<'a>, AnyError> {
+        let Job { args, config, plan, .. } = *job;
+        consumer.phase(Phase::Loading);
+        let (rank, device) = (Rank(args.rank), job.reader.device());
         let kind = model::runtime::kind(config.model.torch_dtype);
-        let vocabulary =
-            Vocabulary::load(&config.model.target_model_path, &plan.target, device, kind).your_input(WEIGHTS_HINT)?;
         let mut drafter = checkpoint::first_drafter(config, plan, device, kind)?;
         let mut optimizer = AdamW::new(drafter.parameters(), &config.training);
-        let from = match &args.checkpoint {
+        let from = match &start.checkpoint {
             Some(folder) => Some(checkpoint::restore(folder, plan, &mut drafter, &mut optimizer)?),
             None => None,
         };
         let step = Step(from.as_ref().map_or(0, |manifest| manifest.step));
-        let exchange = Exchange::new(config, plan, rank, patience)?;
+        let exchange = Exchange::new(config, plan, rank, job.patience)?;
         let log = Log::new(&args.run, config, plan, rank, from.as_ref())?;
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
+        let patience = Patience { timeout: job.patience.timeout, shutdown: start.end.clone() };
         let (share, first) = (Share::new(config, plan, rank), Step(step.0 + 1));
-        let receiver = Receiver::start(consumer, reader, share, first, patience);
-        let objective = Objective::new(config, plan, vocabulary);
-        let schedule = Schedule::new(&config.training, plan.total_steps);
+        let receiver = Receiver::start(consumer, Arc::clone(&job.reader), share, first, &patience);
         Ok(Trainer {
-            args,
-            config,
-            plan,
+            job,
             patience,
-            queue,
             receiver,
-            objective,
             drafter,
             optimizer,
-            schedule,
+            schedule: Schedule::new(&config.training, plan.total_steps),
             exchange,
             log,
             step,
             // Before the first step there is nothing to save. A snapshot is no checkpoint: it is gone after the run.
-            saved: args.checkpoint.as_ref().is_none_or(|folder| folder.starts_with(&args.run)).then_some(step),
+            saved: start.checkpoint.as_ref().is_none_or(|folder| folder.starts_with(&args.run)).then_some(step),
         })
     }
 
     fn train(&mut self) -> Result<(), AnyError> {
-        let training = &self.config.training;
+        let training = &self.job.config.training;
         let due = |interval: u64, step: Step| interval > 0 && step.0.is_multiple_of(interval);
-        while self.step.0 < self.plan.total_steps {
+        while self.step.0 < self.job.plan.total_steps {
             let Some(sums) = self.one_step()? else { break };
             if due(training.save_interval, self.step) {
                 self.save()?;
@@ -143,16 +169,17 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// The next step's sums over all ranks; `None` at the end of the stream, or when a rank was stopped while waiting.
+    /// The next step's sums over all ranks; `None` at the end of the stream, or when a rank was stopped while waiting. A
+    /// wait that ends because another drafter is gone goes on to the sum, which says so.
     fn one_step(&mut self) -> Result<Option<Sums>, AnyError> {
         let next = Step(self.step.0 + 1);
         let consumer = self.receiver.consumer.clone();
-        let mut sums = Sums::zero(self.plan.draft.block_size, self.drafter.parameters().values().device());
+        let mut sums = Sums::zero(self.job.plan.draft.block_size, self.drafter.parameters().values().device());
         let mut ids = Vec::new();
         loop {
-            match self.receiver.next(next, self.patience) {
+            match self.receiver.next(next, &self.patience) {
                 Ok(Some(batch)) => {
-                    self.objective.accumulate(&mut self.drafter, &batch, &mut sums, &consumer);
+                    self.job.objective.accumulate(&mut self.drafter, &batch, &mut sums, &consumer);
                     ids.push(batch.id);
                     self.receiver.give_back(batch)?;
                 }
@@ -164,7 +191,7 @@ impl<'a> Trainer<'a> {
                 Err(error) => return Err(error.into()),
             }
         }
-        sums.stopping = f64::from(u8::from(self.patience.shutdown.is_set()));
+        sums.stopping = f64::from(u8::from(self.job.patience.shutdown.is_set()));
         consumer.phase(Phase::AllReduce);
         let sums = self.exchange.sum(self.drafter.parameters_mut(), sums)?;
         if sums.short > 0.0 || sums.batches == 0.0 {
@@ -185,11 +212,11 @@ impl<'a> Trainer<'a> {
     fn standing(&mut self) -> Result<Option<Manifest>, AnyError> {
         self.log.flush(&self.receiver.consumer)?;
         self.exchange.meet()?;
-        Ok((self.args.rank == 0).then(|| Manifest {
-            run_id: self.plan.run_id.clone(),
+        Ok((self.job.args.rank == 0).then(|| Manifest {
+            run_id: self.job.plan.run_id.clone(),
             step: self.step.0,
-            trained: self.queue.trained_ranges(),
-            mask_token_id: self.plan.draft.mask_token_id,
+            trained: self.job.queue.trained_ranges(),
+            mask_token_id: self.job.plan.draft.mask_token_id,
             tokens: self.log.tokens as u64,
             supervised_tokens: self.log.scored as u64,
         }))
@@ -199,7 +226,7 @@ impl<'a> Trainer<'a> {
     fn snapshot(&mut self) -> Result<(), AnyError> {
         let Some(manifest) = self.standing()? else { return Ok(()) };
         self.receiver.consumer.phase(Phase::Snapshot);
-        if let Err(error) = checkpoint::snapshot(&self.plan.snapshots(), &manifest, &self.optimizer) {
+        if let Err(error) = checkpoint::snapshot(&self.job.plan.snapshots(), &manifest, &self.optimizer) {
             tracing::warn!("no snapshot of step {}: {error}", self.step);
         }
         Ok(())
@@ -209,8 +236,9 @@ impl<'a> Trainer<'a> {
     fn save(&mut self) -> Result<(), AnyError> {
         if let Some(manifest) = self.standing()? {
             self.receiver.consumer.phase(Phase::Checkpoint);
-            let keep = self.config.training.max_checkpoints as usize;
-            checkpoint::save(&self.args.run, keep, &manifest, &self.drafter, &self.optimizer).your_input(SAVE_HINT)?;
+            let keep = self.job.config.training.max_checkpoints as usize;
+            checkpoint::save(&self.job.args.run, keep, &manifest, &self.drafter, &self.optimizer)
+                .your_input(SAVE_HINT)?;
         }
         self.saved = Some(self.step);
         Ok(())

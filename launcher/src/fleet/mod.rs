@@ -1,23 +1,23 @@
 //! The shared memory and the processes of a run: made here, ended here, and gone when a [`Fleet`] is dropped.
 
 mod error;
+mod launch;
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use common::arena::{ArenaKind, ArenaRequest};
-use common::ids::{Rank, Role};
-use common::line::{Received, ToLauncher, ToWorker};
+use common::ids::{Rank, Role, Step};
+use common::line::{Received, RestartPoint, ToLauncher, ToWorker};
 use common::manifest;
 use common::queue::{ParticipantView, Phase, Queue, QueueOwner, QueueSpec, Snapshot, SpecError, reduce_name};
 use common::reduce::{Sum, SumError, SumOwner};
 
 use crate::arena::{self, Arena};
-use crate::child::{Child, Ended, Launch, Orphans};
+use crate::child::{Child, Ended, Orphans};
 use crate::output::OutputArgs;
 use crate::progress::Console;
 use crate::snapshots::Snapshots;
@@ -57,7 +57,8 @@ pub(crate) struct Fleet {
     snapshots: Snapshots,
     queue: QueueOwner,
     spec: FleetSpec,
-    checkpoint: Option<PathBuf>,
+    /// Where drafters go on from.
+    restart: RestartPoint,
     console: Console,
     /// How often each worker was started.
     lives: HashMap<WorkerId, u32>,
@@ -112,7 +113,7 @@ impl Fleet {
             snapshots,
             queue,
             spec,
-            checkpoint: None,
+            restart: RestartPoint::Beginning,
             console,
             lives: HashMap::new(),
         })
@@ -150,57 +151,6 @@ impl Fleet {
     fn seen(&self, worker: WorkerId) -> Option<ParticipantView> {
         let snapshot = Snapshot::read(&self.spec.queue.name()).ok()?;
         snapshot.participants.into_iter().find(|seen| (seen.role, seen.rank) == (worker.role, worker.rank))
-    }
-
-    fn launch(&self, worker: WorkerId) -> Launch {
-        let WorkerId { role, rank } = worker;
-        let run_dir = self.spec.run_dir.as_os_str();
-        let mut args: Vec<OsString> = match role {
-            Role::Target => Vec::new(),
-            Role::Drafter => vec!["train".into()],
-        };
-        args.extend(["--run".into(), run_dir.into(), "--rank".into(), rank.to_string().into()]);
-        args.extend(self.spec.preflight.then(|| "--preflight".into()));
-        if let (Role::Drafter, Some(checkpoint)) = (role, &self.checkpoint) {
-            args.extend(["--checkpoint".into(), checkpoint.into()]);
-        }
-        Launch {
-            name: worker.to_string(),
-            program: self.spec.programs.join(format!("{role}-worker")),
-            args,
-            env: self.environment(worker),
-            log: self.log_file(worker),
-            shown: self.spec.output.shown(worker),
-            stdout_is_data: false,
-        }
-    }
-
-    fn environment(&self, WorkerId { role, rank }: WorkerId) -> Vec<(&'static str, String)> {
-        let queue = &self.spec.queue;
-        let size = if role == Role::Target { queue.targets } else { queue.drafters };
-        vec![
-            ("RANK", rank.to_string()),
-            ("LOCAL_RANK", rank.to_string()),
-            ("WORLD_SIZE", size.to_string()),
-            ("LOCAL_WORLD_SIZE", size.to_string()),
-            ("ROLE", role.to_string()),
-            ("PAIR", rank.to_string()),
-            ("RESTART_COUNT", self.earlier_lives(WorkerId { role, rank }).to_string()),
-            ("RUN_ID", queue.run_id.clone()),
-        ]
-    }
-
-    fn earlier_lives(&self, worker: WorkerId) -> u32 {
-        self.lives.get(&worker).copied().unwrap_or_default()
-    }
-
-    /// Each life has its own.
-    fn log_file(&self, worker: WorkerId) -> PathBuf {
-        let life = match self.earlier_lives(worker) {
-            0 => String::new(),
-            restarts => format!(".{restarts}"),
-        };
-        self.spec.logs.join(format!("{}-{}{life}.log", worker.role, worker.rank))
     }
 
     /// Sleeps until something happens or `timeout` is over; what has happened to workers.
@@ -300,9 +250,18 @@ impl Fleet {
     }
 
     /// Tells a worker something.
-    #[allow(dead_code, reason = "the first message to workers comes with the next change")]
     pub(crate) fn tell(&mut self, worker: WorkerId, message: &ToWorker) {
         self.child(worker).into_iter().for_each(|child| child.tell(message, None));
+    }
+
+    /// Lets a drafter that left go on from where the queue was taken back to.
+    pub(crate) fn rejoin(&mut self, drafter: WorkerId) {
+        self.tell(drafter, &ToWorker::Rejoin(self.restart));
+    }
+
+    /// Ends every drafter's wait for the others' gradients, until the sum is made anew.
+    pub(crate) fn abort_sum(&self) {
+        self.sum.iter().for_each(SumOwner::abort);
     }
 
     /// None if it has ended in the meantime.
@@ -319,8 +278,8 @@ impl Fleet {
         reclaimed.map(drop).map_err(|source| FleetError::Reclaim { worker, source })
     }
 
-    /// With no drafter alive: takes the ledger to what the newest checkpoint or snapshot was trained on (to nothing,
-    /// without one), from where the next drafters go on; says where that is.
+    /// With every drafter gone or away from the queue: takes the ledger to what the newest checkpoint or snapshot was
+    /// trained on (to nothing, without one), from where they go on; says where that is.
     ///
     /// # Errors
     /// The queue is beyond repair, or `/dev/shm` has no room.
@@ -334,7 +293,11 @@ impl Fleet {
         self.sum = None;
         self.sum = Some(create_sum(&self.spec)?);
         let from = newest.as_ref().map_or("the beginning".into(), |(_, manifest)| format!("step {}", manifest.step));
-        self.checkpoint = newest.map(|(folder, _)| folder);
+        self.restart = newest.map_or(RestartPoint::Beginning, |(folder, manifest)| {
+            let in_memory = folder.starts_with(self.snapshots.path());
+            let step = Step(manifest.step);
+            if in_memory { RestartPoint::Snapshot(step) } else { RestartPoint::Checkpoint(step) }
+        });
         Ok(from)
     }
 }

@@ -126,9 +126,9 @@ mod tests {
     fn alarms_ring_in_order_and_once() {
         let mut alarms = Alarms::default();
         alarms.set(Alarm::Grace(Role::Target), Duration::from_secs(3600));
-        alarms.set(Alarm::RespawnDrafters, Duration::ZERO);
+        alarms.set(Alarm::RespawnDrafters(1), Duration::ZERO);
         assert_eq!(alarms.next(Duration::from_secs(9)), Duration::ZERO);
-        assert_eq!(alarms.rung(), [Alarm::RespawnDrafters]);
+        assert_eq!(alarms.rung(), [Alarm::RespawnDrafters(1)]);
         assert_eq!(alarms.rung(), []);
         assert_eq!(alarms.next(Duration::from_secs(9)), Duration::from_secs(9));
     }

@@ -1,5 +1,6 @@
 //! The event loop around [`decide`]: waits, tells the table what happened, does what it says.
 
+mod crew;
 mod decide;
 mod events;
 mod rules;
@@ -9,12 +10,14 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use common::ids::Role;
+use common::line::ToWorker;
 
 use crate::child::{Child, Ended, Ending, Launch, signal_name};
 use crate::fleet::{Death, Fleet, FleetError, Happening};
 use crate::progress::Console;
 use crate::report;
-use decide::{Action, Crew, Event};
+use crew::Crew;
+use decide::{Action, Event};
 use events::Alarms;
 
 pub(crate) use decide::{Outcome, WorkerId};
@@ -34,7 +37,7 @@ pub(crate) struct Story {
     pub(crate) restarts: HashMap<WorkerId, u32>,
     /// Restarts of targets that failed.
     pub(crate) target_restarts: u32,
-    /// Restarts of drafters that failed; one takes all drafters along.
+    /// Restarts of drafters that failed; each sends the others back with it.
     pub(crate) drafter_restarts: u32,
     /// From the start of the workers to the end of the last drafter.
     pub(crate) training: Duration,
@@ -113,20 +116,25 @@ impl Loop<'_> {
         }
     }
 
-    /// What happened since the last call: alarms, signals, then ends, those first that are not another one's fault.
+    /// What happened since the last call: alarms, signals, then workers, those first that are not another one's fault.
     fn events(&mut self, signals: &mut Signals) -> Result<Vec<Event>, SuperviseError> {
         let happenings = self.fleet.wait(signals, self.alarms.next(TICK))?;
-        let mut exits = Vec::new();
+        let mut workers = Vec::new();
         for happening in happenings {
-            let Happening::Ended(worker) = happening else { continue };
-            let death = self.fleet.reap(worker)?;
-            exits.push(Event::Exited(worker, death.exit));
-            self.ended.insert(worker, death);
+            workers.push(match happening {
+                Happening::Left(worker) => Event::Left(worker),
+                Happening::Ended(worker) => {
+                    let death = self.fleet.reap(worker)?;
+                    let event = Event::Exited(worker, death.exit);
+                    self.ended.insert(worker, death);
+                    event
+                }
+            });
         }
-        exits.sort_by_key(|event| matches!(event, Event::Exited(_, exit) if exit.ending.is_collateral()));
+        workers.sort_by_key(|event| matches!(event, Event::Exited(_, exit) if exit.ending.is_collateral()));
         let alarms = self.alarms.rung().into_iter().map(Event::Rang);
         let signals = signals.pending().into_iter().map(Event::Signal);
-        Ok(alarms.chain(signals).chain(exits).collect())
+        Ok(alarms.chain(signals).chain(workers).collect())
     }
 
     fn tell(&self, event: Event) {
@@ -143,7 +151,7 @@ impl Loop<'_> {
             Event::Exited(worker, exit) if !self.crew.expected(worker, exit.ending) => {
                 self.console.say(format!("tandem: {}", report::death(worker, &self.ended[&worker])));
             }
-            Event::Exited(..) | Event::Rang(_) => {}
+            Event::Exited(..) | Event::Left(_) | Event::Rang(_) => {}
         }
     }
 
@@ -155,6 +163,12 @@ impl Loop<'_> {
             Action::Rewind => {
                 let from = self.fleet.rewind()?;
                 self.console.say(format!("tandem: drafters go on from {from}"));
+            }
+            Action::AbortSum => self.fleet.abort_sum(),
+            Action::Leave(worker) => self.fleet.tell(worker, &ToWorker::Leave),
+            Action::Rejoin(worker) => {
+                self.console.say(format!("tandem: {worker}, still alive, goes on with the others"));
+                self.fleet.rejoin(worker);
             }
             Action::Abandon(worker) => self.fleet.abandon(worker),
             Action::Spawn(worker) => {
