@@ -160,6 +160,17 @@ fn one_of_two_drafters_may_die_at_any_moment_and_the_other_stays_alive() {
     let mut noticed: Vec<_> =
         moments.into_iter().map(|(rank, phases)| kill_one_of_two(&live, rank, in_phase(phases))).collect();
     noticed.push(live.kill_in((Role::Target, 1), in_phase(&[Phase::Forward])));
-    noticed.push(kill_one_of_two(&live, 1, waiting));
+    // With no target at work a drafter is certain to be met waiting.
+    let at_work = in_phase(&[Phase::Forward]);
+    let short = |seen: &ParticipantView| seen.waits_for.is_some_and(|what| what != "the lock");
+    let targets = [0, 1].map(|rank| live.catch((Role::Target, rank), |seen| at_work(seen) || short(seen)));
+    let waits = |rank: &u32| live.worker(Role::Drafter, *rank).is_some_and(|seen| short(&seen));
+    let mut rank = None;
+    live.await_that("a drafter to wait for a batch", || {
+        rank = [0, 1].into_iter().find(waits);
+        rank.is_some()
+    });
+    noticed.push(kill_one_of_two(&live, rank.expect("it was awaited"), short));
+    targets.into_iter().for_each(|target| live.send(target, Signal::SIGCONT));
     finish(live, &run, 2, noticed);
 }
