@@ -66,3 +66,20 @@ pub(crate) fn raise(bell: &Bell) {
     // BELL: Release, paired with the Acquire load before a wait's attempt.
     bell.word.fetch_add(1, Ordering::Release);
 }
+
+#[cfg(test)]
+#[cfg(not(feature = "loom"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_kept_by_group_the_deepest_sleep_counts_and_is_taken_once() {
+        let control = Control::default();
+        assert_eq!(Group::ALL.map(|group| group.take_waits(&control)), [None, None]);
+        Group::Ready.wait(&control, Waits::Asleep);
+        Group::Ready.wait(&control, Waits::Awake);
+        Group::Space.wait(&control, Waits::Awake);
+        assert_eq!(Group::Ready.take_waits(&control), Some(Waits::Asleep));
+        assert_eq!(Group::ALL.map(|group| group.take_waits(&control)), [None, Some(Waits::Awake)]);
+    }
+}
