@@ -19,7 +19,10 @@ fn keys() -> BTreeSet<String> {
         let names = expected.split('`').skip(1).step_by(2).filter(|name| *name != section);
         names.map(|key| format!("{section}.{key}")).collect::<Vec<_>>()
     };
-    ["run", "model", "drafter", "data", "training", "queue", "evaluation"].into_iter().flat_map(unknown).collect()
+    ["run", "model", "drafter", "data", "training", "queue", "evaluation", "telemetry"]
+        .into_iter()
+        .flat_map(unknown)
+        .collect()
 }
 
 #[test]

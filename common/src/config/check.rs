@@ -32,6 +32,7 @@ pub(super) fn check(config: &Config, said: &Said) -> Result<(), ConfigError> {
     data(config, said)?;
     training(config, said)?;
     evaluation(config, said)?;
+    telemetry(config, said)?;
     queue(config, said)
 }
 
@@ -135,6 +136,12 @@ fn evaluation(config: &Config, check: &Said) -> Result<(), ConfigError> {
     check.that(evaluation.num_prompts >= 1, "evaluation.num_prompts", evaluation.num_prompts, "1 or more")?;
     let tokens = evaluation.max_new_tokens;
     check.that(tokens >= 2, "evaluation.max_new_tokens", tokens, "2 or more, as the first comes with the prompt")
+}
+
+fn telemetry(config: &Config, check: &Said) -> Result<(), ConfigError> {
+    let interval = config.telemetry.sample_interval_s;
+    let fits = interval == 0.0 || (0.1..=3600.0).contains(&interval);
+    check.that(fits, "telemetry.sample_interval_s", interval, "0, or 0.1 to 3600 seconds")
 }
 
 fn queue(config: &Config, check: &Said) -> Result<(), ConfigError> {

@@ -10,6 +10,7 @@ mod data;
 mod error;
 mod layers;
 mod load;
+mod telemetry;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use arena::ArenaChoice;
 pub use data::{BadRows, DataPaths, DataSection, SupervisedTurns};
 pub use error::ConfigError;
+pub use telemetry::TelemetrySection;
 
 use crate::ids::{Rank, Role};
 
@@ -44,6 +46,9 @@ pub struct Config {
     /// Decoding with the trained drafter.
     #[serde(default)]
     pub evaluation: EvaluationSection,
+    /// What is kept of how the run went.
+    #[serde(default)]
+    pub telemetry: TelemetrySection,
 }
 
 /// `[run]`

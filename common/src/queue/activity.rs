@@ -17,6 +17,11 @@ macro_rules! shared_enum {
         impl $name {
             /// All of them, by number.
             pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// Its name, as JSON has it.
+            pub fn name(self) -> String {
+                serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+            }
         }
     };
 }
@@ -128,11 +133,6 @@ impl Phase {
     /// Whether nothing is done in it but waiting for others.
     pub fn is_wait(self) -> bool {
         self >= Phase::Await && self != Phase::Device
-    }
-
-    /// Its name, as JSON has it.
-    pub fn name(self) -> String {
-        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
     }
 }
 

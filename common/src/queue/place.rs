@@ -15,7 +15,7 @@ use super::ring::ledger::{BatchState, Ledger};
 use super::ring::lock::{Holder, Peers};
 use super::ring::word::SlotState;
 use super::ring::{Asked, Blocked, Locked, Ring};
-use super::timed::process_started;
+use super::timed::{Delays, process_started};
 use crate::ids::{Rank, Role, SlotIndex};
 use crate::shm::{CREATOR_BYTE, Mapped, Presence, Segment, futex_wait, futex_wake, is_held};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, spin_loop};
@@ -193,6 +193,7 @@ fn wait_for_bell(bell: &Bell, seen: u32, waits: Waits, bound: Duration) -> Waits
 pub(super) struct Place {
     pub(super) shared: Arc<Shared>,
     pub(super) holder: Holder,
+    pub(super) delays: Delays,
     _presence: Presence,
 }
 
@@ -206,7 +207,8 @@ impl Place {
         record.phase.store(Phase::Starting as u32, Ordering::Relaxed);
         let started = process_started();
         record.phase_since_ns.store(started, Ordering::Relaxed);
-        let place = Place { shared: Arc::clone(&shared), holder: Holder { code, epoch }, _presence: presence };
+        let (holder, delays) = (Holder { code, epoch }, Delays::of_environment());
+        let place = Place { shared: Arc::clone(&shared), holder, delays, _presence: presence };
         place.times(Track::Main).start(started);
         place
     }

@@ -1,6 +1,8 @@
 //! A place's times: who enters which phase when, and a guard for a phase inside another one.
 
+use std::env;
 use std::fs;
+use std::thread;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
@@ -12,6 +14,30 @@ use super::ring::layout::{NUM_SPANS, NUM_TRACKS, Span, TrackRecord};
 use super::track::{Interrupted, Times};
 use crate::shm::Mapped;
 use crate::sync::Ordering;
+
+/// The environment variable by which tests make phases longer: `data=50,backward=20` in milliseconds. A planted
+/// bottleneck has to be named by the telemetry.
+const DELAYS: &str = "TANDEM_TEST_DELAYS";
+
+/// Phases that are to take longer; none but in tests.
+pub(super) struct Delays(Vec<(Phase, Duration)>);
+
+impl Delays {
+    /// What the environment says.
+    pub(super) fn of_environment() -> Delays {
+        Delays(Delays::parse(&env::var(DELAYS).unwrap_or_default()))
+    }
+
+    fn parse(text: &str) -> Vec<(Phase, Duration)> {
+        let named = |name: &str| Phase::ALL.iter().copied().find(|phase| phase.name() == name);
+        let delay = |(name, time): (&str, &str)| Some((named(name)?, Duration::from_millis(time.parse().ok()?)));
+        text.split(',').filter_map(|part| delay(part.split_once('=')?)).collect()
+    }
+
+    fn wait(&self, phase: Phase) {
+        self.0.iter().filter(|(delayed, _)| *delayed == phase).for_each(|(_, time)| thread::sleep(*time));
+    }
+}
 
 /// The unit of times in `/proc`: USER_HZ, which Linux never changed.
 const TICKS_PER_SECOND: u64 = 100;
@@ -35,7 +61,9 @@ impl Place {
     pub(super) fn set_phase(&self, track: Track, phase: Phase) -> Interrupted {
         let now = now();
         self.show_phase(track, phase as u32, now);
-        self.times(track).enter(phase as u32, now)
+        let interrupted = self.times(track).enter(phase as u32, now);
+        self.delays.wait(phase);
+        interrupted
     }
 
     /// A nested phase is over.
@@ -92,4 +120,22 @@ pub(super) fn process_started() -> u64 {
     let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| Duration::from(time).as_nanos() as u64);
     let age = ticks.and_then(|ticks| since_boot.checked_sub(ticks * (1_000_000_000 / TICKS_PER_SECOND)));
     now - age.unwrap_or(0).min(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_given_by_phase() {
+        let wanted = [(Phase::Data, Duration::from_millis(50)), (Phase::Backward, Duration::from_millis(2))];
+        assert_eq!(Delays::parse("data=50,no_such=3,backward=2,loss="), wanted);
+        assert_eq!(Delays::parse(""), []);
+    }
+
+    #[test]
+    fn a_process_has_started_before_now() {
+        let (started, now) = (process_started(), now());
+        assert!(started <= now && now - started < 3_600_000_000_000, "{started} {now}");
+    }
 }

@@ -1,9 +1,14 @@
-//! What a process says about itself: log lines on stderr here, numbers in [`metrics`].
+//! What a process says about itself: log lines on stderr here, numbers in [`metrics`], and where its
+//! time goes in [`sample`], of which [`verdict`] says what limits the run.
 //!
 //! info is once per phase, debug explains decisions, and nothing is logged per batch. `TANDEM_LOG` filters, in
 //! tracing's notation: `TANDEM_LOG=debug`, `TANDEM_LOG=info,common::queue=trace`.
 
 pub mod metrics;
+pub mod period;
+pub mod sample;
+pub mod trace;
+pub mod verdict;
 
 use std::fmt;
 

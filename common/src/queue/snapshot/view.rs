@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::profile::Profile;
 use crate::ids::{Rank, Role};
@@ -45,7 +45,7 @@ pub struct Snapshot {
 }
 
 /// Slots by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotCounts {
     /// Nobody's.
     pub free: u32,
@@ -55,6 +55,13 @@ pub struct SlotCounts {
     pub ready: u32,
     /// Being copied by drafters.
     pub reading: u32,
+}
+
+impl SlotCounts {
+    /// All of them.
+    pub fn total(&self) -> u32 {
+        self.free + self.writing + self.ready + self.reading
+    }
 }
 
 /// The gate.
@@ -71,7 +78,7 @@ pub struct GateView {
 }
 
 /// Batches of the run, by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchCounts {
     /// All.
     pub total: u64,

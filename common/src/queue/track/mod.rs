@@ -99,8 +99,9 @@ impl Times<'_> {
         self.write(|| self.book(phase, nanoseconds));
     }
 
-    /// Says what the spans from here on are about.
-    pub(crate) fn about(self, number: u64) {
+    /// Says what the spans from here on are about; the present one is cut in two.
+    pub(crate) fn about(self, number: u64, now: u64) {
+        self.resume(self.present(), now);
         self.track.about.store(number & ABOUT, Ordering::Relaxed);
     }
 

@@ -28,7 +28,7 @@ fn a_nested_phase_has_its_own_time_and_all_time_is_somebodys() {
     let times = Times { track: &track, spans: &spans };
     assert!(!times.is_used());
     times.start(1_000);
-    times.about(7);
+    times.about(7, 1_000);
     times.enter(2, 5_000);
     let interrupted = times.enter(3, 6_000);
     times.resume(interrupted, 8_000);
@@ -38,12 +38,13 @@ fn a_nested_phase_has_its_own_time_and_all_time_is_somebodys() {
     let total = |phase: usize| (read.visits[phase].count, read.visits[phase].total_ns, read.visits[phase].max_ns);
     assert_eq!(
         [total(0), total(2), total(3), total(4)],
-        [(1, 4_000, 4_000), (1, 13_000, 1_000), (1, 2_000, 2_000), (1, 1_000, 1_000)]
+        [(1, 4_000, 0), (1, 13_000, 1_000), (1, 2_000, 2_000), (1, 1_000, 1_000)]
     );
     assert_eq!(read.visits.iter().map(|visits| visits.total_ns).sum::<u64>(), 20_000);
     assert_eq!(read.phase, None);
     let spans: Vec<_> = times.spans(0).iter().map(|span| (span.phase, span.from_ns, span.to_ns, span.about)).collect();
-    let wanted = [(0, 1_000, 5_000, 7), (2, 5_000, 6_000, 7), (3, 6_000, 8_000, 7), (2, 8_000, 20_000, 7)];
+    let cut = (0, 1_000, 1_000, 0);
+    let wanted = [cut, (0, 1_000, 5_000, 7), (2, 5_000, 6_000, 7), (3, 6_000, 8_000, 7), (2, 8_000, 20_000, 7)];
     assert_eq!(spans, [&wanted[..], &[(4, 20_000, 21_000, 7)]].concat());
 }
 
