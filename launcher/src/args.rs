@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::devices::Pairs;
 use crate::output::OutputArgs;
+use crate::recorder::Steps;
 
 /// Trains a DFlash drafter for your model on your chats, and shows what it gained.
 #[derive(Debug, Parser)]
@@ -57,6 +58,9 @@ pub struct RunArgs {
     /// Go on in the run folder from its newest checkpoint, instead of moving it aside
     #[arg(long)]
     pub resume: bool,
+    /// Trace these steps over all processes into trace.json in the run folder, as 20..30
+    #[arg(long, value_name = "FIRST..LAST")]
+    pub(crate) trace_steps: Option<Steps>,
     /// Where logs are kept [default: logs in the run folder]
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,

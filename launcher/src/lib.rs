@@ -26,6 +26,7 @@ pub mod inspect;
 pub mod output;
 mod plan;
 mod progress;
+mod recorder;
 mod report;
 mod snapshots;
 mod supervise;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::evaluation::EvaluationReport;
 use common::exit::{Blame, Code, Fault, SHARED_MEMORY_HINT};
@@ -10,6 +10,7 @@ use common::manifest::{self, Manifest};
 use common::queue::CreateError;
 use common::reduce::SumError;
 use common::shm::{self, ShmError};
+use common::telemetry::verdict::Verdict;
 
 use super::decode::{decode, stopped_by};
 use super::{held_out_prompts, load, print, programs};
@@ -20,6 +21,7 @@ use crate::inspect::Watch;
 use crate::output::OutputArgs;
 use crate::plan::{Models, Plan, RunFolder};
 use crate::progress::Console;
+use crate::recorder::{Recorder, Steps};
 use crate::report::{self, RunFailure, Summary};
 use crate::supervise::{self, Outcome, Rules, Signals, Story};
 
@@ -50,6 +52,8 @@ struct Run<'a> {
     /// Held-out prompts to decode; none if nothing is to be evaluated.
     prompts: Option<usize>,
     signals: Signals,
+    /// Steps to trace.
+    steps: Option<Steps>,
     console: &'a Console,
 }
 
@@ -66,8 +70,8 @@ impl<'a> Run<'a> {
         let folder = take_folder(&plan, args.resume)?;
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
         make_logs(&logs)?;
-        let (output, resume) = (args.output.clone(), args.resume);
-        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, console };
+        let (output, resume, steps) = (args.output.clone(), args.resume, args.trace_steps);
+        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, steps, console };
         run.write_down()?;
         Ok(run)
     }
@@ -85,7 +89,7 @@ impl<'a> Run<'a> {
 
     fn whole(&mut self) -> Result<(), Fault> {
         let before = self.decode(None)?;
-        let story = self.train()?;
+        let (story, verdict) = self.train()?;
         if let Outcome::Failed(worker, reason) = story.outcome {
             let failure = RunFailure::new(&self.plan.run.run_id, worker, reason, &story);
             let (lines, fault) = failure.page();
@@ -96,13 +100,19 @@ impl<'a> Run<'a> {
             lines.iter().for_each(|line| self.say(line));
             return Err(fault);
         }
-        self.conclude(before.as_ref(), &story)
+        self.conclude(before.as_ref(), &story, verdict)
     }
 
     /// The trained drafter's worth: `summary.json` and the last page, written whatever decoding says.
-    fn conclude(&mut self, before: Option<&EvaluationReport>, story: &Story) -> Result<(), Fault> {
+    fn conclude(
+        &mut self,
+        before: Option<&EvaluationReport>,
+        story: &Story,
+        verdict: Option<Verdict>,
+    ) -> Result<(), Fault> {
         let newest = manifest::newest_checkpoint(&self.folder.path).your_input("the run folder has to be readable")?;
         let mut summary = self.summary(story, newest.as_ref());
+        summary.verdict = verdict;
         summary.accepted_length_before = before.map(|report| report.accepted_length);
         let after = match (story.outcome, &newest) {
             (Outcome::Stopped(signal), _) => Err(self.stopped(signal, newest.as_ref())),
@@ -127,23 +137,29 @@ impl<'a> Run<'a> {
         decode(&self.folder.path, self.programs.clone(), draft, &mut self.signals, self.console).map(Some)
     }
 
-    /// The fleet's whole life. Its shared memory is gone when this returns, however it returns.
-    fn train(&mut self) -> Result<Story, Fault> {
+    /// The fleet's whole life, and what limited it. Its shared memory is gone when this returns, however it returns.
+    fn train(&mut self) -> Result<(Story, Option<Verdict>), Fault> {
         let queue = self.plan.queue();
         let parameters = self.plan.run.draft.parameter_count() as usize;
         let (run_dir, programs, logs) = (self.folder.path.clone(), self.programs.clone(), self.logs.clone());
         let (output, arena) = (self.output.clone(), self.plan.run.arena);
         let spec = FleetSpec { run_dir, logs, output, programs, queue, arena, preflight: false, parameters };
         let mut watch = Watch::new(&self.plan.run);
+        let mut recorder = Recorder::new(&self.plan.models.config, &self.plan.run, self.steps, self.console);
+        recorder.listen().our_failure("the system refuses a handler for SIGUSR2")?;
         let mut fleet = Fleet::create(spec, self.console).map_err(fleet_fault)?;
         fleet.adopt_orphans().our_failure("the system refuses to make this process a subreaper")?;
         let from = if self.resume { fleet.rewind().map_err(fleet_fault)? } else { "the beginning".into() };
         self.say(&format!("training from {from}"));
         let console = self.console;
-        let mut show = || watch.progress().into_iter().for_each(|progress| console.progress(progress));
+        let mut show = || {
+            recorder.look(Instant::now());
+            watch.progress().into_iter().for_each(|progress| console.progress(progress));
+        };
         let story = supervise::supervise(&mut fleet, &mut self.signals, rules(&self.plan), console, &mut show);
         console.clear_progress();
-        story.our_failure(super::PROGRAMS_HINT)
+        let story = story.our_failure(super::PROGRAMS_HINT)?;
+        Ok((story, recorder.end()))
     }
 
     fn summary(&self, story: &Story, newest: Option<&(PathBuf, Manifest)>) -> Summary {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::evaluation::EvaluationReport;
 use common::exit::{Code, Fault};
+use common::telemetry::verdict::Verdict;
 use serde::Serialize;
 
 pub(crate) use failure::{Failure, RunFailure, death};
@@ -43,6 +44,8 @@ pub(crate) struct Summary {
     pub(crate) eval_prompts: Option<u64>,
     pub(crate) target_restarts: u32,
     pub(crate) drafter_restarts: u32,
+    /// What limited the run's speed.
+    pub(crate) verdict: Option<Verdict>,
 }
 
 /// A summary that cannot be written.
@@ -108,6 +111,9 @@ impl Summary {
                 "restarts",
                 &format!("{} of targets, {} of drafters", self.target_restarts, self.drafter_restarts),
             );
+        }
+        if let Some(verdict) = &self.verdict {
+            row(&mut page, "speed", &verdict.sentence);
         }
         let checkpoint = self.checkpoint.as_ref().map_or("none".into(), |folder| folder.display().to_string());
         row(&mut page, "checkpoint", &checkpoint);

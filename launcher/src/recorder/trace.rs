@@ -1,0 +1,161 @@
+//! A trace of some steps over all processes, for Perfetto or chrome://tracing.
+//!
+//! The spans lie in the queue's segment, the last thousand of each thread. For given steps they are fetched while the
+//! first drafter is in them; on SIGUSR2 those that are there are written at once, so that a run that hangs shows what
+//! came before.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::ids::{Rank, Role};
+use common::queue::{SpanView, Spans, Track};
+use common::run_plan::RunPlan;
+use common::telemetry::trace::{Lane, Timeline};
+use nix::sys::signal::Signal;
+
+/// Steps to trace, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steps {
+    first: u64,
+    last: u64,
+}
+
+impl FromStr for Steps {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Steps, String> {
+        let wrong = || format!("{text:?} is no range of steps: give it as 20..30, both included, counted from 1");
+        let (first, last) = text.split_once("..").ok_or_else(wrong)?;
+        let steps = Steps { first: first.parse().map_err(|_| wrong())?, last: last.parse().map_err(|_| wrong())? };
+        if steps.first == 0 || steps.first > steps.last { Err(wrong()) } else { Ok(steps) }
+    }
+}
+
+/// What is fetched, and where it goes.
+pub(crate) struct Trace {
+    queue: String,
+    folder: PathBuf,
+    targets: u32,
+    drafters: u32,
+    steps: Option<Steps>,
+    fetched: Timeline,
+    /// The next span of each lane.
+    next: BTreeMap<Lane, u64>,
+    asked: Arc<AtomicBool>,
+    written: u32,
+}
+
+impl Trace {
+    pub(crate) fn new(folder: &Path, plan: &RunPlan, workers: (u32, u32), steps: Option<Steps>) -> Trace {
+        Trace {
+            queue: plan.queue_name(),
+            folder: folder.to_owned(),
+            targets: workers.0,
+            drafters: workers.1,
+            steps,
+            fetched: Timeline::default(),
+            next: BTreeMap::new(),
+            asked: Arc::default(),
+            written: 0,
+        }
+    }
+
+    /// From here on SIGUSR2 asks for a trace.
+    ///
+    /// # Errors
+    /// The system refuses the handler.
+    pub(crate) fn listen(&self) -> io::Result<()> {
+        signal_hook::flag::register(Signal::SIGUSR2 as i32, Arc::clone(&self.asked)).map(drop)
+    }
+
+    /// Fetches what is due; what there is to say about it.
+    pub(crate) fn look(&mut self) -> Option<String> {
+        if self.asked.swap(false, Ordering::Relaxed) {
+            self.written += 1;
+            let name = format!("trace-{}.json", self.written);
+            return Some(self.write(&name, &self.everything()));
+        }
+        let steps = self.steps?;
+        let step = self.step()?;
+        if step >= steps.first {
+            self.fetch();
+        }
+        if step > steps.last { self.end() } else { None }
+    }
+
+    /// Writes the steps that are fetched, if any are due.
+    pub(crate) fn end(&mut self) -> Option<String> {
+        let steps = self.steps.take()?;
+        self.fetch();
+        let timeline = std::mem::take(&mut self.fetched);
+        let Some(cut) = timeline.of_steps(steps.first, steps.last) else {
+            return Some(format!("no trace: the run did not come to step {}", steps.first));
+        };
+        Some(self.write("trace.json", &cut))
+    }
+
+    /// The step that the first drafter is in, as its last span has it.
+    fn step(&self) -> Option<u64> {
+        let lane = Lane { role: Role::Drafter, rank: Rank(0), track: Track::Main };
+        let spans = Spans::open(&self.queue).ok()?.of((lane.role, lane.rank), lane.track, self.next_of(lane));
+        spans.last().map(|span| span.about)
+    }
+
+    fn next_of(&self, lane: Lane) -> u64 {
+        self.next.get(&lane).copied().unwrap_or(0)
+    }
+
+    fn fetch(&mut self) {
+        let Ok(spans) = Spans::open(&self.queue) else { return };
+        for lane in self.lanes() {
+            let new = spans.of((lane.role, lane.rank), lane.track, self.next_of(lane));
+            if let Some(last) = new.last() {
+                self.next.insert(lane, last.number + 1);
+            }
+            self.fetched.add(lane, &new);
+        }
+    }
+
+    fn everything(&self) -> Timeline {
+        let mut timeline = Timeline::default();
+        if let Ok(spans) = Spans::open(&self.queue) {
+            let all = |lane: Lane| -> Vec<SpanView> { spans.of((lane.role, lane.rank), lane.track, 0) };
+            self.lanes().into_iter().for_each(|lane| timeline.add(lane, &all(lane)));
+        }
+        timeline
+    }
+
+    fn lanes(&self) -> Vec<Lane> {
+        let ranks = [(Role::Target, self.targets), (Role::Drafter, self.drafters)];
+        let workers = ranks.into_iter().flat_map(|(role, count)| (0..count).map(move |rank| (role, Rank(rank))));
+        workers.flat_map(|(role, rank)| [Track::Main, Track::Side].map(|track| Lane { role, rank, track })).collect()
+    }
+
+    fn write(&self, name: &str, timeline: &Timeline) -> String {
+        let path = self.folder.join(name);
+        match fs::write(&path, timeline.to_json()) {
+            Ok(()) => format!("trace in {}: open it at ui.perfetto.dev", path.display()),
+            Err(error) => format!("no trace: {}: {error}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_a_range_from_1() {
+        assert_eq!("20..30".parse(), Ok(Steps { first: 20, last: 30 }));
+        assert_eq!("7..7".parse(), Ok(Steps { first: 7, last: 7 }));
+        for wrong in ["", "5", "0..3", "9..8", "a..b", "1..", "-1..2"] {
+            let refused = wrong.parse::<Steps>().unwrap_err();
+            assert!(refused.contains("give it as 20..30"), "{refused}");
+        }
+    }
+}
