@@ -254,6 +254,15 @@ pub enum QueueCommand {
     Slots(OneQueue),
     /// What happened last, oldest first
     Events(OneQueue),
+    /// Numbers for Prometheus over HTTP, at /metrics, until it is ended
+    Serve {
+        /// A run folder or a run id [default: all runs of this machine]
+        #[arg(value_name = "RUN")]
+        run: Option<String>,
+        /// Where to listen
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9464")]
+        listen: String,
+    },
     /// Every invariant of the queue held against its memory
     Check(OneQueue),
 }

@@ -2,15 +2,19 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::exit::{Blame, Fault};
-use common::queue::Snapshot;
+use common::queue::{Details, Snapshot};
+use common::telemetry::period::Period;
+use common::telemetry::sample::{Sample, Sampler};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 
-use super::screen::{self, View};
+use super::curves::Curves;
+use super::screen::{self, Page, View};
 use super::{blamed, segment};
 use crate::args::OneQueue;
 use crate::command::print;
@@ -31,7 +35,8 @@ pub(super) fn watch(queue: &OneQueue, interval: f64) -> Result<(), Fault> {
         return Err("stdout is no terminal").your_input("use `tandem-queue show`, or watch --json for a program");
     }
     let mut terminal = ratatui::try_init().your_input("the terminal does not take full-screen programs")?;
-    let outcome = follow(&mut terminal, &name, first, interval);
+    let curves = Curves::of_run(Path::new(&queue.run));
+    let outcome = Follower::new(name, first, curves).follow(&mut terminal, interval);
     ratatui::restore();
     outcome.our_failure("the terminal went away")
 }
@@ -45,29 +50,79 @@ fn lines(name: &str, interval: Duration) -> Result<(), Fault> {
     Ok(())
 }
 
-fn follow(terminal: &mut DefaultTerminal, name: &str, first: Snapshot, interval: Duration) -> io::Result<()> {
-    let mut history = History::default();
-    let mut view = View { snapshot: first, rates: None, gone: None };
-    loop {
-        match Snapshot::read(name) {
-            Ok(snapshot) => view = View { rates: history.rates(Instant::now(), &snapshot), snapshot, gone: None },
-            Err(error) => view.gone = Some(error.to_string()),
+/// What is kept from look to look.
+struct Follower {
+    name: String,
+    view: View,
+    history: History,
+    sampler: Sampler,
+    samples: VecDeque<Sample>,
+}
+
+impl Follower {
+    fn new(name: String, snapshot: Snapshot, curves: Curves) -> Follower {
+        let (recent, events) = (Period::default(), Vec::new());
+        let view = View { page: Page::default(), snapshot, rates: None, recent, curves, events, gone: None };
+        Follower { name, view, history: History::default(), sampler: Sampler::default(), samples: VecDeque::new() }
+    }
+
+    fn follow(mut self, terminal: &mut DefaultTerminal, interval: Duration) -> io::Result<()> {
+        loop {
+            match Snapshot::read(&self.name) {
+                Ok(snapshot) => self.see(snapshot),
+                Err(error) => self.view.gone = Some(error.to_string()),
+            }
+            terminal.draw(|frame| screen::draw(frame, &self.view))?;
+            match asked(interval)? {
+                Some(Key::Quit) => return Ok(()),
+                Some(Key::Page(page)) => self.view.page = page,
+                Some(Key::Next) => self.view.page = self.view.page.next(),
+                None => {}
+            }
         }
-        terminal.draw(|frame| screen::draw(frame, &view))?;
-        if asked_to_end(interval)? {
-            return Ok(());
+    }
+
+    fn see(&mut self, snapshot: Snapshot) {
+        let view = &mut self.view;
+        self.samples.push_back(self.sampler.sample(&snapshot));
+        while self.samples.len() > 1
+            && self.samples.iter().map(|sample| sample.elapsed_s).sum::<f64>() > WINDOW.as_secs_f64()
+        {
+            self.samples.pop_front();
         }
+        view.recent = Period::default();
+        self.samples.iter().for_each(|sample| view.recent.add(sample));
+        view.rates = self.history.rates(Instant::now(), &snapshot);
+        view.curves.see(&snapshot);
+        if view.page == Page::Events {
+            view.events = Details::read(&self.name).map(|details| details.events).unwrap_or_default();
+        }
+        (view.snapshot, view.gone) = (snapshot, None);
     }
 }
 
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Quit,
+    Page(Page),
+    Next,
+}
+
 /// Waits for the interval's end, a key, or a new size of the window.
-fn asked_to_end(interval: Duration) -> io::Result<bool> {
+fn asked(interval: Duration) -> io::Result<Option<Key>> {
     if !event::poll(interval)? {
-        return Ok(false);
+        return Ok(None);
     }
-    let Event::Key(key) = event::read()? else { return Ok(false) };
+    let Event::Key(key) = event::read()? else { return Ok(None) };
     let is_break = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
-    Ok(is_break || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc))
+    Ok(match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
+        _ if is_break => Some(Key::Quit),
+        KeyCode::Tab => Some(Key::Next),
+        KeyCode::Char(key) => Page::of_key(key).map(Key::Page),
+        _ => None,
+    })
 }
 
 /// What the totals were, and when.

@@ -1,7 +1,9 @@
 //! Looking into the queue of a run, live or dead, through a read-only map.
 
+mod curves;
 mod live;
 mod screen;
+mod serve;
 mod text;
 mod watch;
 
@@ -56,6 +58,7 @@ pub fn inspect(command: &QueueCommand) -> Result<(), Fault> {
             let details = details(&queue.run)?;
             print(&if queue.json { to_json(&details.events) } else { text::events(&details.events) })
         }
+        QueueCommand::Serve { run, listen } => serve::serve(run.as_deref(), listen),
         QueueCommand::Check(queue) => check(queue),
     }
 }

@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use common::queue::{CheckView, EventView, Gauge, Histogram, ParticipantView, SlotView, Snapshot};
+use common::queue::{CheckView, EventView, Gauge, Histogram, ParticipantView, SlotView, Snapshot, Track};
+use common::telemetry::period::Period;
+use common::telemetry::sample::Sampler;
+use common::telemetry::verdict::Verdict;
 
 use super::Listed;
 
@@ -18,7 +21,7 @@ pub(super) fn list(queues: &[Listed]) -> String {
                 let launcher = if snapshot.launcher_alive { "alive" } else { "dead" };
                 let batches = snapshot.batches;
                 let trained = format!("{}/{}", batches.trained, batches.total);
-                let ready = format!("{}/{}", snapshot.slots.ready, capacity(snapshot));
+                let ready = format!("{}/{}", snapshot.slots.ready, snapshot.slots.total());
                 let alive = snapshot.participants.iter().filter(|worker| worker.alive).count();
                 format!("{launcher:<10} {trained:>12} {ready:>10} {alive:>9}")
             }
@@ -45,7 +48,15 @@ pub(super) fn show(snapshot: &Snapshot) -> String {
     totals(&mut text, snapshot);
     buckets(&mut text, snapshot);
     workers(&mut text, snapshot);
+    verdict(snapshot).into_iter().for_each(|verdict| push(&mut text, &format!("\n{}", verdict.sentence)));
     text
+}
+
+/// Who limited the run, from its start until now.
+fn verdict(snapshot: &Snapshot) -> Option<Verdict> {
+    let mut period = Period::default();
+    period.add(&Sampler::default().sample(snapshot));
+    Verdict::on(&period)
 }
 
 fn totals(text: &mut String, snapshot: &Snapshot) {
@@ -54,7 +65,7 @@ fn totals(text: &mut String, snapshot: &Snapshot) {
         text,
         &format!(
             "slots {}: {} free, {} writing, {} ready, {} reading; {:.1} MiB each; {} taken back from dead workers",
-            capacity(snapshot),
+            snapshot.slots.total(),
             slots.free,
             slots.writing,
             slots.ready,
@@ -191,26 +202,24 @@ fn workers(text: &mut String, snapshot: &Snapshot) {
 
 /// What a worker does, for how long, and its last numbers.
 pub(super) fn does(worker: &ParticipantView) -> String {
-    if worker.pid.is_none() {
-        return "not there yet".into();
-    }
+    let doing = doing(worker);
     let gauge = |gauge| worker.gauges.get(&gauge).copied().unwrap_or_default();
-    let doing = match worker.waits_for {
-        Some(what) => format!("waits for {what}, {:.1} s", worker.waits_s),
-        None => format!("{:?}, {:.1} s", worker.phase, worker.phase_s).to_lowercase(),
-    };
     let step = gauge(Gauge::Step);
-    if step == 0.0 {
+    if worker.pid.is_none() || step == 0.0 {
         return doing;
     }
     let (total, loss, accuracy) = (gauge(Gauge::TotalSteps), gauge(Gauge::Loss), gauge(Gauge::Accuracy));
     format!("{doing}; step {step}/{total} loss {loss:.3} acc {accuracy:.3}")
 }
 
-/// Slots in all.
-pub(super) fn capacity(snapshot: &Snapshot) -> u32 {
-    let slots = snapshot.slots;
-    slots.free + slots.writing + slots.ready + slots.reading
+/// What a worker does, and for how long. What its second thread waits for is its own business.
+pub(super) fn doing(worker: &ParticipantView) -> String {
+    let has_second = worker.profile.contains_key(&Track::Side);
+    match worker.waits_for {
+        _ if worker.pid.is_none() => "not there yet".into(),
+        Some(what) if !has_second || worker.phase.is_wait() => format!("waits for {what}, {:.1} s", worker.waits_s),
+        _ => format!("{}, {:.1} s", worker.phase.name(), worker.phase_s),
+    }
 }
 
 fn push(text: &mut String, line: &str) {

@@ -1,0 +1,99 @@
+//! Where each worker's time goes: who limits the run, then a bar a worker with a line for each of its phases.
+
+use std::collections::BTreeMap;
+
+use common::queue::{ParticipantView, Phase, PhaseView, Track};
+use common::telemetry::sample::Spent;
+use common::telemetry::verdict::Verdict;
+use common::telemetry::worker_name;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Wrap};
+
+use super::{View, block, dim};
+use crate::inspect::text;
+
+/// Rows of the verdict: what it takes at most on 80 columns.
+const VERDICT: u16 = 5;
+/// Rows that a worker needs: its name and its bar.
+const LEAST: usize = 2;
+/// Work's colours, in turn; waits are grey.
+const COLOURS: [Color; 6] = [Color::Green, Color::Cyan, Color::Blue, Color::Magenta, Color::Yellow, Color::Red];
+
+pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let [top, body] = Layout::vertical([Constraint::Length(VERDICT), Constraint::Min(1)]).areas(area);
+    let sentence =
+        Verdict::on(&view.recent).map_or("no batch was cared for in the last seconds".into(), |v| v.sentence);
+    frame.render_widget(Paragraph::new(sentence).wrap(Wrap { trim: true }).block(block("who limits the run ")), top);
+    let (height, all) = (usize::from(body.height), &view.snapshot.participants);
+    // A line is kept for what does not fit.
+    let fit = if height >= all.len() * LEAST { all.len() } else { height.saturating_sub(1) / LEAST };
+    let each = height.checked_div(fit).unwrap_or(0);
+    let mut lines: Vec<Line<'_>> =
+        all.iter().take(fit).flat_map(|worker| of_worker(worker, view, (body.width, each))).collect();
+    if fit < all.len() {
+        lines.push(Line::raw(format!("{} more workers: a higher window shows them", all.len() - fit)));
+    }
+    frame.render_widget(if lines.is_empty() { dim("no worker") } else { Paragraph::new(lines) }, body);
+}
+
+fn of_worker(worker: &ParticipantView, view: &View, (width, rows): (u16, usize)) -> Vec<Line<'static>> {
+    let spent = view.recent.stages((worker.role, worker.rank)).and_then(|stages| stages.get(&Track::Main));
+    let shares = shares(spent);
+    let name = worker_name(worker.role, worker.rank);
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let mut lines = vec![
+        Line::from(vec![Span::styled(format!("{name:<12}"), bold), Span::raw(text::doing(worker))]),
+        bar(&shares, width),
+    ];
+    let times = worker.profile.get(&Track::Main);
+    let phases = shares.iter().enumerate().take(rows.saturating_sub(LEAST + 1));
+    lines.extend(phases.map(|(place, (phase, share))| {
+        of_phase((*phase, *share), colour(*phase, place), times.and_then(|times| times.get(phase)))
+    }));
+    lines
+}
+
+/// A worker's phases with their shares of its time, the longest first.
+fn shares(spent: Option<&BTreeMap<Phase, Spent>>) -> Vec<(Phase, f64)> {
+    let all: u64 = spent.iter().flat_map(|phases| phases.values()).map(|spent| spent.ns).sum();
+    let share = |(phase, spent): (&Phase, &Spent)| (*phase, spent.ns as f64 / all as f64);
+    let mut shares: Vec<_> = spent.into_iter().flatten().filter(|(_, spent)| spent.ns > 0).map(share).collect();
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+    shares
+}
+
+fn colour(phase: Phase, place: usize) -> Color {
+    if phase.is_wait() { Color::DarkGray } else { COLOURS[place % COLOURS.len()] }
+}
+
+/// Waits are light, so that they differ also without colours.
+fn shade(phase: Phase) -> &'static str {
+    if phase.is_wait() { "░" } else { "█" }
+}
+
+fn bar(shares: &[(Phase, f64)], width: u16) -> Line<'static> {
+    let (mut spans, mut until, mut drawn) = (Vec::new(), 0.0, 0);
+    for (place, (phase, share)) in shares.iter().enumerate() {
+        until += share * f64::from(width);
+        let end = (until.round() as usize).min(usize::from(width));
+        spans.push(Span::styled(shade(*phase).repeat(end.saturating_sub(drawn)), colour(*phase, place)));
+        drawn = end.max(drawn);
+    }
+    Line::from(spans)
+}
+
+fn of_phase((phase, share): (Phase, f64), colour: Color, view: Option<&PhaseView>) -> Line<'static> {
+    let (times, longest) = view.map_or((String::new(), 0), |view| (text::percentiles(&view.histogram), view.max_ns));
+    Line::from(vec![
+        Span::styled(format!("  {} ", shade(phase)), colour),
+        Span::raw(format!(
+            "{:<14} {:>5.1} %   p50/p99 {times:>13}   longest {:>8.1} ms",
+            phase.name(),
+            share * 100.0,
+            longest as f64 / 1e6
+        )),
+    ])
+}
