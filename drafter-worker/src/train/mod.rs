@@ -174,6 +174,7 @@ impl<'a> Trainer<'a> {
     fn one_step(&mut self) -> Result<Option<Sums>, AnyError> {
         let next = Step(self.step.0 + 1);
         let consumer = self.receiver.consumer.clone();
+        consumer.about(next.0);
         let mut sums = Sums::zero(self.job.plan.draft.block_size, self.drafter.parameters().values().device());
         let mut ids = Vec::new();
         loop {
