@@ -145,6 +145,21 @@ fn a_dropped_child_is_gone() {
     assert!(!Path::new(&format!("/proc/{}", pid.trim())).exists());
 }
 
+/// The kernel's parent-death signal goes by the thread that started the child, not by the process.
+#[test]
+fn a_child_outlives_every_thread_but_the_one_that_started_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = script(folder.path(), "exec sleep 600");
+    let ours = Child::spawn(&launch, &Console::silent()).unwrap();
+    let theirs = std::thread::scope(|scope| {
+        let helper = scope.spawn(|| Child::spawn(&launch, &Console::silent()).unwrap());
+        helper.join().unwrap()
+    });
+    assert_eq!(theirs.reap().unwrap().ending, Ending::Signal(9), "its thread is gone: that is why only one may spawn");
+    let mut ended = [PollFd::new(ours.pidfd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut ended, PollTimeout::from(200u16)).unwrap(), 0, "the other one lives on");
+}
+
 #[test]
 fn a_missing_program_is_named() {
     let folder = tempfile::tempdir().unwrap();

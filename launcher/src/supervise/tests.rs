@@ -27,6 +27,9 @@ struct Stage {
 const TARGET: WorkerId = WorkerId { role: Role::Target, rank: Rank(0) };
 const DRAFTER: WorkerId = WorkerId { role: Role::Drafter, rank: Rank(0) };
 
+/// How long drafters may take to end.
+const GRACE: Duration = Duration::from_secs(2);
+
 impl Stage {
     /// `$RUN` is the run folder, `$ID` the run's id, `$RANK` the rank, `$*` the command line.
     fn new(pairs: u32, target: &str, drafter: &str) -> Stage {
@@ -85,7 +88,7 @@ impl Stage {
             window: Duration::from_secs(600),
             startup_retries: max_restarts,
             grace_target: Duration::from_secs(20),
-            grace_drafter: Duration::from_secs(20),
+            grace_drafter: GRACE,
         };
         let mut fleet = Fleet::create(self.spec.clone(), &console).unwrap();
         let end = Instant::now() + Duration::from_secs(120);
@@ -213,6 +216,37 @@ fn a_signal_lets_drafters_save_and_a_second_one_does_not() {
         assert_eq!(story.outcome, Outcome::Stopped(first));
         assert_eq!(stage.read("saved"), saved);
     }
+}
+
+/// Deaf to SIGTERM, with a child of its own: killed when its grace is over, half a second later at most, and its group
+/// is empty.
+#[test]
+fn a_deaf_worker_is_killed_within_half_a_second_of_its_grace() {
+    let deaf = "trap '' TERM; sleep 600 & echo $! > $RUN/child; touch $RUN/ready; while :; do sleep 0.05; done";
+    let late = |_: u32| {
+        let stage = Stage::new(1, "exec sleep 600", deaf);
+        let asked = std::cell::Cell::new(None);
+        let story = stage.play(0, |send| {
+            if asked.get().is_none() && stage.run_dir().join("ready").exists() {
+                asked.set(Some(Instant::now()));
+                send(15);
+            }
+        });
+        let took = asked.get().expect("it was asked").elapsed();
+        assert_eq!(story.outcome, Outcome::Stopped(15));
+        let child = format!("/proc/{}/stat", stage.read("child").trim());
+        let is_left = || fs::read_to_string(&child).is_ok_and(|stat| !stat.contains(") Z "));
+        // It was killed with its parent, but dies at its own pace.
+        let end = Instant::now() + Duration::from_secs(60);
+        while is_left() {
+            assert!(Instant::now() < end, "its child is left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        took.checked_sub(GRACE).expect("not before its grace is over")
+    };
+    // The best of three: others may use the machine.
+    let best = (0..3).map(late).min().unwrap();
+    assert!(best <= Duration::from_millis(500), "{best:?} after its grace");
 }
 
 #[test]
