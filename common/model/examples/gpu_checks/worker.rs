@@ -14,7 +14,9 @@ use common::line::{Line, Received};
 use common::queue::{LeaseError, Phase, Queue, Rows, WriteLease};
 use common::shutdown::Shutdown;
 use common::wait::Patience;
-use model::arena::{Arena, ArenaError, GpuArena, Incoming, Link, LinkError, SlotReader, SlotWriter, Written};
+use model::arena::{
+    Arena, ArenaError, GpuArena, Incoming, Link, LinkError, SlotReader, SlotWriter, Written, payload_checksum,
+};
 use model::cuda::Gpu;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tch::{Device, Kind, Tensor};
@@ -61,8 +63,8 @@ pub(crate) fn run(spec: &Spec, job: Job, rank: u32) -> Result<(), AnyError> {
     let patience = Patience { timeout: Duration::from_secs(120), shutdown: Shutdown::install()? };
     let worker = Worker { spec, rank: Rank(rank), device, patience, queue: Queue::attach(&spec.queue)? };
     match job {
-        Job::Fill => worker.fill(true),
-        Job::Tear => worker.fill(false),
+        Job::Fill => worker.fill(),
+        Job::Tear => worker.tear(),
         Job::Idle => worker.idle(),
         Job::Push => worker.push(),
         Job::Drain => worker.drain(),
@@ -92,14 +94,14 @@ impl Worker<'_> {
         Ok(Arena::Gpu(arena))
     }
 
-    fn fill(&self, waits: bool) -> Result<(), AnyError> {
+    fn fill(&self) -> Result<(), AnyError> {
         let producer = self.queue.producer(self.rank)?;
         producer.phase(Phase::Loading);
         let writer = SlotWriter::new(self.arena()?, self.spec.verify)?;
         producer.phase(Phase::Forward);
         let (sender, receiver) = mpsc::sync_channel::<InFlight>(1);
         thread::scope(|scope| {
-            let publisher = scope.spawn(move || receiver.iter().try_for_each(|item| self.publish(item, waits)));
+            let publisher = scope.spawn(move || receiver.iter().try_for_each(|item| self.publish(item)));
             while let Some(lease) = producer.claim(&self.patience)? {
                 let rubbish = self.rubbish(&writer, &lease)?;
                 let written = self.payload(&writer, &lease)?;
@@ -112,22 +114,37 @@ impl Worker<'_> {
         })
     }
 
-    fn publish(&self, (mut lease, written, rubbish): InFlight, waits: bool) -> Result<(), AnyError> {
+    fn publish(&self, (mut lease, written, rubbish): InFlight) -> Result<(), AnyError> {
+        rubbish.into_iter().try_for_each(|written| written.wait().map(drop))?;
+        lease.set_checksum(written.wait()?);
         let rows = self.rows(lease.batch_id());
-        let mut in_flight = Some(written);
-        let checksum = match waits {
-            true => in_flight.take().expect("it is there").wait()?,
-            false => in_flight.as_ref().expect("it is there").checksum(),
-        };
-        lease.set_checksum(checksum);
-        let published = lease.publish(0, &rows);
-        // What is copied from has to stay until the copies are done.
-        rubbish.into_iter().chain(in_flight).try_for_each(|written| written.wait().map(drop))?;
-        match published {
+        match lease.publish(0, &rows) {
             // The slot's memory went with the target that had made it.
             Err(LeaseError::Lost(_)) => Ok(()),
             published => Ok(published?),
         }
+    }
+
+    /// Publishes while the copies are still on their way, behind others that make them late.
+    fn tear(&self) -> Result<(), AnyError> {
+        let producer = self.queue.producer(self.rank)?;
+        let writer = SlotWriter::new(self.arena()?, false)?;
+        while let Some(mut lease) = producer.claim(&self.patience)? {
+            let tokens = self.tokens(lease.batch_id());
+            let tap = |seed, tap| self.tap(seed, tap, tokens);
+            let rubbish: Vec<Tensor> = (0..TAPS).map(|k| tap(u64::MAX, k)).collect();
+            let payload: Vec<Tensor> = (0..TAPS).map(|k| tap(lease.batch_id().0, k)).collect();
+            lease.set_checksum(Some(payload_checksum(&Tensor::cat(&payload, 1))));
+            let rows = self.rows(lease.batch_id());
+            let mut filling = writer.fill(&lease, &self.patience)?;
+            let late = (0..self.spec.rubbish).flat_map(|_| rubbish.iter().enumerate());
+            late.chain(payload.iter().enumerate()).for_each(|(k, hidden)| filling.write_tap(k, hidden));
+            let written = filling.finish()?;
+            lease.publish(0, &rows)?;
+            // What is copied from has to stay until then.
+            written.wait()?;
+        }
+        Ok(())
     }
 
     fn rubbish(&self, writer: &SlotWriter, lease: &WriteLease) -> Result<Vec<Written>, ArenaError> {
@@ -184,20 +201,30 @@ impl Worker<'_> {
         let taps: Vec<Tensor> = (0..TAPS).map(|tap| self.tap(1, tap, self.spec.tokens)).collect();
         let Device::Cuda(ordinal) = self.device else { return Err("no GPU".into()) };
         tch::Cuda::synchronize(ordinal as i64);
-        let mut seconds = Vec::new();
-        for _ in 0..50 {
-            let started = Instant::now();
+        let fill = || {
             let mut filling = writer.fill(&lease, &self.patience)?;
             taps.iter().enumerate().for_each(|(tap, hidden)| filling.write_tap(tap, hidden));
-            filling.finish()?.wait()?;
-            seconds.push(started.elapsed().as_secs_f64());
+            filling.finish()
+        };
+        let (mut alone, mut queued) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let started = Instant::now();
+            fill()?.wait()?;
+            alone.push(started.elapsed().as_secs_f64());
+            let started = Instant::now();
+            let written: Vec<Written> = (0..10).map(|_| fill()).collect::<Result<_, ArenaError>>()?;
+            written.into_iter().try_for_each(|written| written.wait().map(drop))?;
+            queued.push(started.elapsed().as_secs_f64() / 10.0);
         }
-        say(&median(seconds).to_string())
+        say(&format!("{} {}", median(alone), median(queued)))
     }
 
     fn pull(&self) -> Result<(), AnyError> {
         let consumer = self.queue.consumer(self.rank)?;
-        let reader = SlotReader::new(self.arena()?, self.device, self.rank)?;
+        let arena = self.arena()?;
+        let Arena::Gpu(parts) = &arena else { return Err("no GPU".into()) };
+        let path = parts.preflight(self.spec.targets.len() as u32 + self.rank.0)?.swap_remove(0);
+        let reader = SlotReader::new(arena, self.device, self.rank)?;
         let lease = consumer.pop(&self.patience)?.ok_or("nothing to pop")?;
         let mut buffer = reader.buffer();
         let mut seconds = Vec::new();
@@ -207,7 +234,7 @@ impl Worker<'_> {
             seconds.push(started.elapsed().as_secs_f64());
             buffer = read.into_buffer(reader.gpu())?;
         }
-        say(&median(seconds).to_string())
+        say(&format!("{} {} {}", median(seconds), path.write, path.read))
     }
 
     fn drain(&self) -> Result<(), AnyError> {

@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "enqueues copies between device addresses")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use tch::Tensor;
@@ -35,11 +36,6 @@ impl Copies {
     /// What is enqueued here from now on comes after all that libtorch has been given so far.
     pub(super) fn after_torch(&self) -> Result<(), CudaError> {
         self.stream.join(&self.torch).doing("ordering copies behind the forward")
-    }
-
-    /// What is enqueued here from now on comes after the event.
-    pub(super) fn after(&self, event: &CudaEvent) -> Result<(), CudaError> {
-        self.stream.wait(event).doing("ordering a copy behind the step that used its buffer")
     }
 
     /// Enqueues a copy into columns.
@@ -88,9 +84,22 @@ impl Copies {
         self.stream.record_event(sleeping).doing("marking the end of copies")
     }
 
-    /// Waits for everything enqueued here so far.
+    /// Waits for everything enqueued here so far, watching: copies alone are short.
     pub(super) fn finish(&self) -> Result<(), CudaError> {
-        self.mark()?.synchronize().doing("waiting for copies")
+        self.stream.synchronize().doing("waiting for copies")
+    }
+
+    /// How long the device takes for what `work` enqueues here.
+    pub(super) fn time<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Duration, E>
+    where
+        E: From<CudaError>,
+    {
+        let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let start = self.stream.record_event(timing).doing("timing copies")?;
+        work()?;
+        let end = self.stream.record_event(timing).doing("timing copies")?;
+        let milliseconds = start.elapsed_ms(&end).doing("timing copies")?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 }
 

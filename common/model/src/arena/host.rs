@@ -3,10 +3,10 @@
 #![expect(unsafe_code, reason = "tensors are laid over shared memory")]
 
 use common::ids::SlotIndex;
-use common::shm::{Segment, ShmError};
+use common::shm::Segment;
 use tch::{Device, Tensor};
 
-use super::SlotShape;
+use super::{ArenaError, SlotShape};
 
 /// Slots in one shared-memory segment.
 pub struct HostArena {
@@ -15,12 +15,17 @@ pub struct HostArena {
 }
 
 impl HostArena {
-    /// Opens the arena that the launcher made.
+    /// Opens the arena of so many slots that the launcher made.
     ///
     /// # Errors
-    /// No such segment, or too small for one slot of `shape`.
-    pub fn attach(name: &str, shape: SlotShape) -> Result<HostArena, ShmError> {
-        Ok(HostArena { segment: Segment::attach(name)?, shape })
+    /// No such segment, or too small for them.
+    pub fn attach(name: &str, shape: SlotShape, slots: u32) -> Result<HostArena, ArenaError> {
+        let segment = Segment::attach(name)?;
+        let (found, needed) = (segment.len(), slots as usize * shape.bytes());
+        if found < needed {
+            return Err(ArenaError::Length { name: name.to_owned(), found, needed });
+        }
+        Ok(HostArena { segment, shape })
     }
 
     /// Its slots.

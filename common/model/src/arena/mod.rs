@@ -88,8 +88,18 @@ impl SlotShape {
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     /// The shared memory of the machine.
-    #[error(transparent)]
+    #[error("{0}")]
     Host(#[from] ShmError),
+    /// The shared memory is another run's, or was cut.
+    #[error("/dev/shm/{name} has {found} bytes, the slots need {needed}")]
+    Length {
+        /// The segment.
+        name: String,
+        /// Bytes there are.
+        found: usize,
+        /// Bytes of all slots.
+        needed: usize,
+    },
     /// The GPU.
     #[error(transparent)]
     Gpu(#[from] CudaError),
@@ -185,7 +195,7 @@ impl Arena {
     pub fn attach(config: &Config, plan: &RunPlan, seat: Seat<'_>) -> Result<Arena, ArenaError> {
         let shape = SlotShape::of(config, plan);
         if plan.arena == ArenaKind::Host {
-            return Ok(Arena::Host(HostArena::attach(&plan.arena_name(), shape)?));
+            return Ok(Arena::Host(HostArena::attach(&plan.arena_name(), shape, config.queue.capacity)?));
         }
         let Device::Cuda(ordinal) = seat.device else { return Err(CudaError::from(Refusal::NoGpu).into()) };
         let targets = config.run.workers(Role::Target);

@@ -6,6 +6,7 @@ use common::ids::Rank;
 use common::queue::ReadLease;
 use common::wait::Patience;
 use cudarc::driver::CudaEvent;
+use cudarc::driver::sys::CUevent_flags;
 use tch::{Device, Tensor};
 
 use super::copies::{Copies, address};
@@ -89,11 +90,11 @@ impl SlotReader {
             (Arena::Gpu(arena), Some(copies), Buffer { tensor: Some(tensor), free }) => {
                 let place = arena.place(lease.slot(), lease.arena_version(), patience)?;
                 if let Some(free) = &free {
-                    copies.after(free)?;
+                    free.synchronize().doing("waiting for the step that reads the buffer")?;
                 }
                 let bytes = tokens.min(arena.layout().shape.tokens) * arena.layout().shape.row_bytes();
                 // SAFETY: slot and buffer are at least `bytes` long and stay until the copy is done, below; the buffer's
-                // last readers are waited for by the stream, and the slot is ours by its lease.
+                // last readers are done, and the slot is ours by its lease.
                 unsafe { copies.bytes(place.address(), address(&tensor), bytes)? };
                 copies.finish()?;
                 Read { taps: tensor.narrow(0, 0, tokens as i64), buffer: Buffer { tensor: Some(tensor), free: None } }
@@ -126,7 +127,8 @@ impl Read {
         let Read { taps, mut buffer } = self;
         drop(taps);
         if let Some(gpu) = gpu {
-            let used = gpu.context().default_stream().record_event(None);
+            let sleeping = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+            let used = gpu.context().default_stream().record_event(sleeping);
             buffer.free = Some(used.doing("marking the end of a step's reads")?);
         }
         Ok(buffer)
