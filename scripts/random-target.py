@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""random-target.py FOLDER: writes FOLDER/model.safetensors with random bfloat16 weights of the shape that FOLDER/config.json
+describes (Llama, Qwen2 or Qwen3, dense). For timings alone: nothing sensible comes out of such a model."""
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+
+def shapes(c):
+    hidden, heads, inner = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
+    kv, dim = c.get("num_key_value_heads", heads), c.get("head_dim") or hidden // heads
+    yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
+    for i in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{layer}{norm}.weight", (hidden,)
+        for name, rows in (("q", heads * dim), ("k", kv * dim), ("v", kv * dim)):
+            yield f"{layer}self_attn.{name}_proj.weight", (rows, hidden)
+            if c["model_type"] == "qwen2":
+                yield f"{layer}self_attn.{name}_proj.bias", (rows,)
+        yield f"{layer}self_attn.o_proj.weight", (hidden, heads * dim)
+        if c["model_type"] == "qwen3":
+            yield f"{layer}self_attn.q_norm.weight", (dim,)
+            yield f"{layer}self_attn.k_norm.weight", (dim,)
+        for name in ("gate", "up"):
+            yield f"{layer}mlp.{name}_proj.weight", (inner, hidden)
+        yield f"{layer}mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    if not c.get("tie_word_embeddings"):
+        yield "lm_head.weight", (c["vocab_size"], hidden)
+
+
+def main(folder):
+    config = json.loads((folder / "config.json").read_text())
+    header, end = {}, 0
+    for name, shape in shapes(config):
+        size = 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(1)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, entry in header.items():
+            weight = torch.ones(entry["shape"]) if "norm" in name else torch.randn(entry["shape"], device=device) * 0.02
+            file.write(weight.bfloat16().view(torch.int16).cpu().numpy().tobytes())
+
+
+main(Path(sys.argv[1]))
