@@ -189,6 +189,7 @@ fn a_flood_does_not_grow_the_launcher() {
     await_that("the flood's end", || stage.run_dir().join("flooded").exists());
     let growth = most_kib() - before;
     assert!(growth < 40 * 1024, "grew by {growth} KiB");
+    assert!(most_kib() < 64 * 1024, "took {} KiB", most_kib());
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(tandem.id() as i32), nix::sys::signal::Signal::SIGTERM).unwrap();
     tandem.wait().unwrap();
 }
