@@ -121,7 +121,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// One batch of rows of these lengths; taps are copied side by side into one matrix, as into a slot.
+/// One batch of rows of these lengths; taps are laid side by side in one matrix, as in a slot.
 fn capture(size: &Size, backbone: &Backbone, lengths: &[u32]) {
     let ends = lengths.iter().scan(0, |end, length| {
         *end += length;
@@ -130,9 +130,9 @@ fn capture(size: &Size, backbone: &Backbone, lengths: &[u32]) {
     let offsets: Vec<u32> = [0].into_iter().chain(ends).collect();
     let tokens = offsets[offsets.len() - 1];
     let ids: Vec<u32> = (0..tokens).map(|place| (place * 7919 + 13) % size.config.vocab_size as u32).collect();
-    let hidden = size.config.hidden_size as i64;
-    let slot = Tensor::empty([i64::from(tokens), 5 * hidden], (Kind::BFloat16, backbone.device()));
-    backbone.capture(&ids, &offsets, &size.taps, &mut |k, x| slot.narrow(1, k as i64 * hidden, hidden).copy_(x));
+    let mut taps = Vec::new();
+    backbone.capture(&ids, &offsets, &size.taps, &mut |_, x| taps.push(x.shallow_clone()));
+    drop(Tensor::cat(&taps, 1));
 }
 
 /// Median of `count` runs, each from an idle GPU to an idle GPU, after three to warm up.
@@ -191,14 +191,14 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
         ("product down", hidden, inner),
     ] {
         let (input, matrix) = (random(&[tokens, columns]), random(&[rows, columns]));
-        report(what, &mut || drop(linear(&input, &matrix)));
-        if rows == hidden {
-            let mut x = random(&[tokens, hidden]);
-            report(&format!("{what} onto the residual"), &mut || drop(x.addmm_(&input, &matrix.tr())));
+        let mut residual = random(&[tokens, hidden]);
+        match rows == hidden {
+            true => report(what, &mut || drop(residual.addmm_(&input, &matrix.tr()))),
+            false => report(what, &mut || drop(linear(&input, &matrix))),
         }
     }
     let fused = Fused::load(layer_shape(config), 0)?;
-    report("sum and norm, twice", &mut || (0..2).for_each(|_| drop(fused.add_norm(&x, &x, &weight))));
+    report("norm, twice", &mut || (0..2).for_each(|_| drop(fused.rms_norm(&x, &weight))));
     let gate_up = random(&[tokens, 2 * inner]);
     report("swiglu", &mut || drop(fused.swiglu(&gate_up)));
     let qkv = random(&[tokens, queries + 2 * keys, head]);

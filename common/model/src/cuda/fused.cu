@@ -1,7 +1,8 @@
 // Element-wise parts of a decoder layer over bfloat16, eight elements (16 bytes) a load, arithmetic in float32.
 //
 // Each rounds to bfloat16 where the separate operations would, so results differ from theirs by the order of a sum and
-// by a float32 ulp of exp at most. Compiled for one model: HIDDEN, INNER, HEAD_DIM, QUERY_HEADS, KEY_HEADS, HEAD_NORMS,
+// by a float32 ulp of exp at most. Blocks run from the end: what a product has written last, and what the next reads
+// first, is then still in the cache. Compiled for one model: HIDDEN, INNER, HEAD_DIM, QUERY_HEADS, KEY_HEADS, HEAD_NORMS,
 // EPS and NORM_THREADS are defined by whoever compiles it.
 
 typedef unsigned int u32;
@@ -58,25 +59,19 @@ __device__ __forceinline__ float block_sum(float x) {
     return sum;
 }
 
-// sum = x + delta; normed = sum * rsqrt(mean(sum^2) + EPS) * weight. One row [HIDDEN] a block.
+// normed = x * rsqrt(mean(x^2) + EPS) * weight. One row [HIDDEN] a block.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
-add_norm(const uint4* x, const uint4* delta, const uint4* weight, uint4* sum, uint4* normed) {
+rms_norm(const uint4* x, const uint4* weight, uint4* normed) {
     const int vectors = HIDDEN / 8;
     const int shares = (vectors + NORM_THREADS - 1) / NORM_THREADS;
-    const size_t row = (size_t)blockIdx.x * vectors;
+    const size_t row = (size_t)(gridDim.x - 1 - blockIdx.x) * vectors;
     Eight mine[shares];
     float total = 0.0f;
 #pragma unroll
     for (int share = 0; share < shares; share++) {
         const int at = threadIdx.x + share * NORM_THREADS;
         if (at >= vectors) break;
-        const Eight left = unpack(x[row + at]), right = unpack(delta[row + at]);
-        Eight both;
-#pragma unroll
-        for (int i = 0; i < 8; i++) both.of[i] = left.of[i] + right.of[i];
-        const uint4 packed = pack(both);
-        sum[row + at] = packed;
-        mine[share] = unpack(packed);
+        mine[share] = unpack(x[row + at]);
         total += squares(mine[share]);
     }
     const float scale = rsqrtf(block_sum(total) / HIDDEN + EPS);
@@ -94,7 +89,7 @@ add_norm(const uint4* x, const uint4* delta, const uint4* weight, uint4* sum, ui
 extern "C" __global__ void
 turn_heads(uint4* qkv, const float4* cos, const float4* sin, const uint4* query_norm, const uint4* key_norm, u32 units) {
     const u32 lanes = HEAD_DIM / 16, turned = QUERY_HEADS + KEY_HEADS, heads = turned + KEY_HEADS;
-    const u32 unit = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 unit = (gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x;
     const u32 present = __ballot_sync(0xffffffffu, unit < units);
     if (unit >= units) return;
     const u32 lane = unit % lanes, head = unit / lanes % turned, token = unit / (lanes * turned);
@@ -124,7 +119,7 @@ turn_heads(uint4* qkv, const float4* cos, const float4* sin, const uint4* query_
 // inner = silu(gate) * up, out of gate_up [T, 2 INNER], gate before up.
 extern "C" __global__ void swiglu(const uint4* gate_up, uint4* inner, u32 units) {
     const u32 vectors = INNER / 8;
-    const u32 unit = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 unit = (gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x;
     if (unit >= units) return;
     const size_t at = (size_t)(unit / vectors) * (2 * vectors) + unit % vectors;
     const Eight gate = unpack(gate_up[at]), up = unpack(gate_up[at + vectors]);

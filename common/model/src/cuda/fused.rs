@@ -67,7 +67,7 @@ pub enum FusedError {
 pub struct Fused {
     shape: LayerShape,
     stream: Arc<CudaStream>,
-    add_norm: CudaFunction,
+    rms_norm: CudaFunction,
     turn_heads: CudaFunction,
     swiglu: CudaFunction,
 }
@@ -95,22 +95,21 @@ impl Fused {
         let function = |name: &str| module.load_function(name).doing(format!("finding the fused kernel {name}"));
         Ok(Fused {
             shape,
-            add_norm: function("add_norm")?,
+            rms_norm: function("rms_norm")?,
             turn_heads: function("turn_heads")?,
             swiglu: function("swiglu")?,
             stream: gpu.context().default_stream(),
         })
     }
 
-    /// `sum = x + delta` and its norm by `weight`: x and delta [T, H], weight `[H]`; gives sum and normed, both [T, H].
-    pub fn add_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor) -> (Tensor, Tensor) {
+    /// The norm of x [T, H] by weight `[H]`.
+    pub fn rms_norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let hidden = self.shape.hidden;
         let rows = x.numel() / hidden;
-        let (sum, normed) = (x.empty_like(), x.empty_like());
-        let args = [address(x, rows * hidden), address(delta, rows * hidden), address(weight, hidden)];
-        let results = [address(&sum, rows * hidden), address(&normed, rows * hidden)];
-        let mut launch = self.stream.launch_builder(&self.add_norm);
-        for arg in args.iter().chain(&results) {
+        let normed = x.empty_like();
+        let args = [address(x, rows * hidden), address(weight, hidden), address(&normed, rows * hidden)];
+        let mut launch = self.stream.launch_builder(&self.rms_norm);
+        for arg in &args {
             launch.arg(arg);
         }
         let config = LaunchConfig {
@@ -120,7 +119,7 @@ impl Fused {
         };
         // SAFETY: the arguments are the kernel's, and `address` has checked that each holds the rows it touches.
         expect_launched(unsafe { launch.launch(config) });
-        (sum, normed)
+        normed
     }
 
     /// Norms and turns query and key heads of qkv [T, nh + 2 nkv, hd] in place.
@@ -142,7 +141,7 @@ impl Fused {
             launch.arg(arg);
         }
         launch.arg(&units);
-        // SAFETY: as in `add_norm`; the tables' extent has been checked too.
+        // SAFETY: as in `rms_norm`; the tables' extent has been checked too.
         expect_launched(unsafe { launch.launch(flat(units)) });
     }
 
@@ -158,7 +157,7 @@ impl Fused {
             launch.arg(arg);
         }
         launch.arg(&units);
-        // SAFETY: as in `add_norm`.
+        // SAFETY: as in `rms_norm`.
         expect_launched(unsafe { launch.launch(flat(units)) });
         inner
     }

@@ -6,8 +6,8 @@ use common::model_config::TargetConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::attention::{Documents, Kernels};
-use super::bricks::{Bricks, Heads};
-use super::layer::{Between, DecoderLayer, Stream};
+use super::bricks::{Bricks, Heads, Residual};
+use super::layer::{Between, DecoderLayer};
 use super::vocabulary::{self, EMBEDDING};
 use crate::nn::Rotary;
 use crate::runtime;
@@ -28,6 +28,12 @@ pub struct Backbone {
 pub(super) struct Input {
     pub(super) ids: Tensor,
     pub(super) positions: Tensor,
+}
+
+/// Ascending layers, and who gets the k-th one's output.
+pub(super) struct Taps<'a> {
+    pub(super) layers: &'a [usize],
+    pub(super) sink: &'a mut dyn FnMut(usize, &Tensor),
 }
 
 impl Backbone {
@@ -129,35 +135,30 @@ impl Backbone {
         let depth = taps.last().map_or(0, |last| last + 1);
         let input = Input { ids: batch.narrow(0, 0, tokens), positions: batch.narrow(0, tokens, tokens) };
         let mut attend = |_, heads: Heads| documents.attend(&heads);
-        let mut tapped = |layer, x: &Tensor| {
-            if let Ok(k) = taps.binary_search(&layer) {
-                sink(k, x);
-            }
-        };
-        let _ = self.run(&input, depth, &mut attend, &mut tapped);
+        let _ = self.run(&input, depth, &mut attend, Taps { layers: taps, sink });
     }
 
     /// Runs the first `depth` layers and gives what leaves the last, [T, H]. `attend(l, heads)` gives layer l's attention
-    /// [T, nh, hd], `sink(l, x)` gets its output.
+    /// [T, nh, hd].
     pub(super) fn run(
         &self,
         input: &Input,
         depth: usize,
         attend: &mut dyn FnMut(usize, Heads) -> Tensor,
-        sink: &mut dyn FnMut(usize, &Tensor),
+        taps: Taps,
     ) -> Tensor {
         let x = Tensor::embedding(&self.embedding, &input.ids, -1, false, false);
         let tables = self.rotary.tables(&input.positions.unsqueeze(1));
         let between = Between { bricks: &self.bricks, tables: &tables };
-        let layers = &self.layers[..depth];
-        let Some(first) = layers.first() else { return x };
-        let mut stream = Stream { normed: self.bricks.norm(&x, first.input_norm()), x };
-        for (l, layer) in layers.iter().enumerate() {
-            let next_norm = layers.get(l + 1).map(DecoderLayer::input_norm);
-            stream = layer.forward(&stream, &between, |heads| attend(l, heads), next_norm);
-            sink(l, &stream.x);
+        let mut residual = Residual { x, shared: false };
+        for (l, layer) in self.layers[..depth].iter().enumerate() {
+            residual = layer.forward(residual, &between, |heads| attend(l, heads));
+            if let Ok(k) = taps.layers.binary_search(&l) {
+                residual.shared = true;
+                (taps.sink)(k, &residual.x);
+            }
         }
-        stream.x
+        residual.x
     }
 }
 

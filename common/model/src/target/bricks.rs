@@ -4,7 +4,7 @@ use common::model_config::{Architecture, TargetConfig};
 use tch::{Device, Kind, Tensor};
 
 use crate::cuda::fused::{Fused, LayerShape, Turn};
-use crate::nn::{RopeTables, rms_norm, rotate, swiglu};
+use crate::nn::{RopeTables, linear, rms_norm, rotate, swiglu};
 
 pub(super) struct Bricks {
     eps: f64,
@@ -17,6 +17,13 @@ pub(super) struct Heads {
     pub(super) q: Tensor,
     pub(super) k: Tensor,
     pub(super) v: Tensor,
+}
+
+/// The residual stream, [T, H].
+pub(super) struct Residual {
+    pub(super) x: Tensor,
+    /// Somebody else holds it too: it must stay as it is.
+    pub(super) shared: bool,
 }
 
 impl Bricks {
@@ -37,18 +44,24 @@ impl Bricks {
         bricks
     }
 
-    /// `x + delta` and its norm: all [T, H], weight `[H]`.
-    pub(super) fn add_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor) -> (Tensor, Tensor) {
-        if let Some(fused) = &self.fused {
-            return fused.add_norm(x, delta, weight);
+    /// The norm of x [T, H] by weight `[H]`.
+    pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        match &self.fused {
+            Some(fused) => fused.rms_norm(x, weight),
+            None => rms_norm(x, weight, self.eps),
         }
-        let sum = x + delta;
-        let normed = self.norm(&sum, weight);
-        (sum, normed)
     }
 
-    pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        rms_norm(x, weight, self.eps)
+    /// The residual stream and `input W^T` on top of it: input [T, in], weight [H, in]. Fused, the product adds it up before
+    /// it rounds.
+    pub(super) fn add_product(&self, residual: Residual, input: &Tensor, weight: &Tensor) -> Residual {
+        let Residual { mut x, shared } = residual;
+        let sum = match (&self.fused, shared) {
+            (None, _) => x + linear(input, weight),
+            (Some(_), true) => x.addmm(input, &weight.tr()),
+            (Some(_), false) => x.addmm_(input, &weight.tr()),
+        };
+        Residual { x: sum, shared: false }
     }
 
     /// Heads out of qkv [T, nh + 2 nkv, hd], q and k normed by `norms` and turned by tables [T, 1, hd]. May use qkv's memory.
@@ -61,7 +74,9 @@ impl Bricks {
             return Heads { q, k, v };
         }
         let [q, k, v] = split();
-        let norm = |x: &Tensor, index: usize| norms.map_or_else(|| x.shallow_clone(), |of| self.norm(x, of[index]));
+        let norm = |x: &Tensor, index: usize| {
+            norms.map_or_else(|| x.shallow_clone(), |norms| rms_norm(x, norms[index], self.eps))
+        };
         Heads { q: rotate(&norm(&q, 0), tables), k: rotate(&norm(&k, 1), tables), v }
     }
 

@@ -5,7 +5,7 @@
 use common::model_config::{Architecture, TargetConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::bricks::{Bricks, Heads};
+use super::bricks::{Bricks, Heads, Residual};
 use crate::nn::{RopeTables, linear};
 
 pub(super) struct DecoderLayer {
@@ -20,14 +20,6 @@ pub(super) struct DecoderLayer {
     post_attention_norm: Tensor,
     gate_up: Tensor, // [2*I, H]
     down: Tensor,    // [H, I]
-}
-
-/// What goes from layer to layer, both [T, H].
-pub(super) struct Stream {
-    /// The residual stream.
-    pub(super) x: Tensor,
-    /// The same, normed for the next layer.
-    pub(super) normed: Tensor,
 }
 
 /// What a layer's products are joined by.
@@ -91,36 +83,20 @@ impl DecoderLayer {
         named.into_iter().map(|(name, tensor)| (format!("model.layers.{layer}.{name}"), tensor)).collect()
     }
 
-    /// The norm of its input, `[H]`.
-    pub(super) fn input_norm(&self) -> &Tensor {
-        &self.input_norm
-    }
-
-    /// One layer on. `attend` maps heads to [T, nh, hd]; `next_norm` is the norm of what follows, without one
-    /// the stream's `normed` is its `x`.
+    /// One layer on. `attend` maps heads to [T, nh, hd].
     pub(super) fn forward(
         &self,
-        stream: &Stream,
+        residual: Residual,
         &Between { bricks, tables }: &Between,
         attend: impl FnOnce(Heads) -> Tensor,
-        next_norm: Option<&Tensor>,
-    ) -> Stream {
-        let qkv = stream.normed.linear(&self.qkv, self.qkv_bias.as_ref());
+    ) -> Residual {
+        let normed = bricks.norm(&residual.x, &self.input_norm);
+        let qkv = normed.linear(&self.qkv, self.qkv_bias.as_ref());
         let norms = self.norms.as_ref().map(|[query, key]| [query, key]);
         let heads = bricks.heads(&qkv.view([qkv.size()[0], -1, self.head_dim]), norms, tables);
-        let attended = linear(&attend(heads).flatten(1, 2), &self.output);
-        let (x, normed) = bricks.add_norm(&stream.x, &attended, &self.post_attention_norm);
+        let residual = bricks.add_product(residual, &attend(heads).flatten(1, 2), &self.output);
+        let normed = bricks.norm(&residual.x, &self.post_attention_norm);
         let inner = bricks.swiglu(&linear(&normed, &self.gate_up));
-        let delta = linear(&inner, &self.down);
-        match next_norm {
-            Some(weight) => {
-                let (x, normed) = bricks.add_norm(&x, &delta, weight);
-                Stream { x, normed }
-            }
-            None => {
-                let x = x + delta;
-                Stream { normed: x.shallow_clone(), x }
-            }
-        }
+        bricks.add_product(residual, &inner, &self.down)
     }
 }

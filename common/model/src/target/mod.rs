@@ -21,7 +21,7 @@ use crate::nn::{KvCache, KvShape, rms_norm};
 use crate::weights::{self, WeightsError};
 use attention::Sight;
 pub use backbone::Backbone;
-use backbone::Input;
+use backbone::{Input, Taps};
 use bricks::Heads;
 pub use vocabulary::Vocabulary;
 
@@ -37,7 +37,7 @@ pub struct Target {
 pub struct Step {
     /// [n, V]: row i scores the token after the i-th. [`Target::prefill`] gives the last row alone, [1, V].
     pub logits: Tensor,
-    /// [n, K*H]: residual streams behind the tapped layers, side by side in the order asked for.
+    /// [n, K*H]: residual streams behind the tapped layers, side by side.
     pub taps: Tensor,
 }
 
@@ -123,11 +123,8 @@ impl Target {
             sight.attend(&q, &keys, &values)
         };
         let input = Input { ids: ids.shallow_clone(), positions };
-        let hidden = self.backbone.run(&input, self.config.num_hidden_layers, &mut attend, &mut |layer, x| {
-            if taps.contains(&layer) {
-                tapped.push(x.shallow_clone());
-            }
-        });
+        let taps = Taps { layers: taps, sink: &mut |_, x| tapped.push(x.shallow_clone()) };
+        let hidden = self.backbone.run(&input, self.config.num_hidden_layers, &mut attend, taps);
         cache.advance(count as usize);
         (hidden, Tensor::cat(&tapped, 1))
     }
