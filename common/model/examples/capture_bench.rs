@@ -113,6 +113,8 @@ fn main() -> Result<(), Failure> {
         size.report_speed(what, &backbone, &lengths, 20);
     }
     let rows = vec![size.row_tokens; size.rows as usize];
+    let streak = timed_ms(&mut || (0..20).for_each(|_| capture(&size, &backbone, &rows)));
+    size.report("fused, back to back", f64::from(20 * size.tokens()) / streak * 1e3, "tokens/s");
     size.report("host's share of a batch", host_ms(10, || capture(&size, &backbone, &rows)), "ms");
     parts(&size, device)?;
     memory(&size, &backbone)?;
@@ -188,6 +190,7 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
         ("product qkv", (queries + 2 * keys) * head, hidden),
         ("product output", hidden, queries * head),
         ("product gate and up", 2 * inner, hidden),
+        ("product gate or up", inner, hidden),
         ("product down", hidden, inner),
     ] {
         let (input, matrix) = (random(&[tokens, columns]), random(&[rows, columns]));
@@ -200,7 +203,8 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
     let fused = Fused::load(layer_shape(config), 0)?;
     report("norm, twice", &mut || (0..2).for_each(|_| drop(fused.rms_norm(&x, &weight))));
     let gate_up = random(&[tokens, 2 * inner]);
-    report("swiglu", &mut || drop(fused.swiglu(&gate_up)));
+    let halves = gate_up.chunk(2, 1);
+    report("swiglu", &mut || drop(fused.swiglu(&halves[0], &halves[1])));
     let qkv = random(&[tokens, queries + 2 * keys, head]);
     let tables =
         Rotary::new(&config.rope, config.head_dim, device).tables(&Tensor::arange(tokens, (Kind::Int64, device)));

@@ -102,7 +102,8 @@ fn fused_norms_and_gates_round_as_the_plain_operations() {
 
     let gate_up = random(&[333, 2 * 1536], device) * 4.0;
     let halves = gate_up.chunk(2, 1);
-    let (found, plain) = (fused.swiglu(&gate_up), swiglu(&halves[0], &halves[1]));
+    let (found, plain) = (fused.swiglu(&halves[0], &halves[1]), swiglu(&halves[0], &halves[1]));
+    assert_eq!(differing(&found, &fused.swiglu(&halves[0].contiguous(), &halves[1].contiguous())), 0.0);
     let (share, worst) = (differing(&found, &plain), error(&found, &plain));
     eprintln!("swiglu: {share:.1e} of elements differ, by {worst:.1e} of a row's largest at most");
     assert!(share < 1e-2 && worst < 0.01, "{share} {worst}");

@@ -116,13 +116,13 @@ turn_heads(uint4* qkv, const float4* cos, const float4* sin, const uint4* query_
     qkv[at + lanes] = pack(turned_second);
 }
 
-// inner = silu(gate) * up, out of gate_up [T, 2 INNER], gate before up.
-extern "C" __global__ void swiglu(const uint4* gate_up, uint4* inner, u32 units) {
+// inner = silu(gate) * up, all [T, INNER]; rows of gate and of up lie `stride` vectors apart.
+extern "C" __global__ void swiglu(const uint4* gates, const uint4* ups, uint4* inner, u32 stride, u32 units) {
     const u32 vectors = INNER / 8;
     const u32 unit = (gridDim.x - 1 - blockIdx.x) * blockDim.x + threadIdx.x;
     if (unit >= units) return;
-    const size_t at = (size_t)(unit / vectors) * (2 * vectors) + unit % vectors;
-    const Eight gate = unpack(gate_up[at]), up = unpack(gate_up[at + vectors]);
+    const size_t at = (size_t)(unit / vectors) * stride + unit % vectors;
+    const Eight gate = unpack(gates[at]), up = unpack(ups[at]);
     Eight product;
 #pragma unroll
     for (int i = 0; i < 8; i++) {

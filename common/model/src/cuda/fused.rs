@@ -145,19 +145,26 @@ impl Fused {
         expect_launched(unsafe { launch.launch(flat(units)) });
     }
 
-    /// `silu(gate) * up`: gate_up [T, 2 I] to [T, I].
-    pub fn swiglu(&self, gate_up: &Tensor) -> Tensor {
-        let inner_size = self.shape.inner;
-        let rows = gate_up.numel() / (2 * inner_size);
-        let inner = Tensor::empty([rows as i64, inner_size as i64], (Kind::BFloat16, gate_up.device()));
-        let units = vectors(rows * inner_size);
-        let args = [address(gate_up, 2 * rows * inner_size), address(&inner, rows * inner_size)];
+    /// `silu(gate) * up`: gate and up [T, I], whose rows may lie apart alike, to [T, I].
+    pub fn swiglu(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        let rows = gate.numel() / self.shape.inner;
+        let inner = Tensor::empty([rows as i64, self.shape.inner as i64], (Kind::BFloat16, gate.device()));
+        let units = vectors(rows * self.shape.inner);
+        let stride = gate.stride()[0];
+        let read = |tensor: &Tensor| {
+            assert_eq!(
+                (tensor.kind(), tensor.size(), tensor.stride()),
+                (Kind::BFloat16, inner.size(), vec![stride, 1])
+            );
+            aligned(tensor)
+        };
+        let (args, stride) = ([read(gate), read(up), aligned(&inner)], vectors(stride as usize));
         let mut launch = self.stream.launch_builder(&self.swiglu);
         for arg in &args {
             launch.arg(arg);
         }
-        launch.arg(&units);
-        // SAFETY: as in `rms_norm`.
+        launch.arg(&stride).arg(&units);
+        // SAFETY: as in `rms_norm`; `read` has checked the extent.
         expect_launched(unsafe { launch.launch(flat(units)) });
         inner
     }
@@ -209,9 +216,17 @@ fn compile(shape: &LayerShape, capability: i32) -> Result<Ptx, FusedError> {
 /// The device address of a contiguous bfloat16 tensor of `elements` elements.
 fn address(tensor: &Tensor, elements: usize) -> u64 {
     assert_eq!((tensor.kind(), tensor.numel()), (Kind::BFloat16, elements));
-    assert!(tensor.is_contiguous() && tensor.device().is_cuda());
+    assert!(tensor.is_contiguous());
+    aligned(tensor)
+}
+
+/// The device address of a tensor of whole vectors.
+fn aligned(tensor: &Tensor) -> u64 {
     let address = tensor.data_ptr() as u64;
-    assert!(address.is_multiple_of(16), "a tensor of whole vectors starts at one");
+    assert!(
+        tensor.device().is_cuda() && address.is_multiple_of(16),
+        "a tensor of whole vectors starts at one, on a GPU"
+    );
     address
 }
 
