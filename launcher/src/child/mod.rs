@@ -43,10 +43,6 @@ use link::{Link, LinkError};
 pub(crate) use orphans::Orphans;
 use pump::{Data, Pump, Sink, Tail};
 
-/// How libtorch has to behave in workers. cuDNN's attention builds a plan for every new shape, for seconds each; packed
-/// batches and growing caches have ever-new shapes, so the other attention kernels go first.
-const LIBTORCH_ENV: [(&str, &str); 1] = [("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")];
-
 /// How long to wait for the output's end once the process is gone: somebody who left its group may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -238,7 +234,6 @@ fn start(launch: &Launch, console: &Console) -> io::Result<Child> {
     let sink = Sink::open(launch, console.clone(), tail.clone())?;
     let mut command = Command::new(&launch.program);
     command.args(&launch.args).envs(launch.env.iter().map(|(key, value)| (key, value)));
-    command.envs(LIBTORCH_ENV);
     command.env(ERROR_FILE, launch.error_file()).process_group(0);
     let (line, theirs) = Line::pair()?;
     command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());

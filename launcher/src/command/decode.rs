@@ -30,7 +30,8 @@ pub(super) fn decode(
         name: "evaluate".into(),
         program: programs.join("drafter-worker"),
         args,
-        env: Vec::new(),
+        // cuDNN's attention builds a plan for every new shape, and caches grow token by token: the other kernels go first.
+        env: vec![("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1".to_owned())],
         log: log.clone(),
         shown: Streams::ALL,
         stdout_is_data: true,

@@ -38,7 +38,10 @@ impl Fleet {
     fn environment(&self, WorkerId { role, rank }: WorkerId) -> Vec<(&'static str, String)> {
         let queue = &self.spec.queue;
         let size = if role == Role::Target { queue.targets } else { queue.drafters };
-        vec![
+        // Batches differ in size from step to step; segments that grow keep libtorch's memory from falling into pieces.
+        let allocator =
+            (role == Role::Drafter).then(|| ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True".to_owned()));
+        let own = vec![
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
             ("WORLD_SIZE", size.to_string()),
@@ -47,7 +50,8 @@ impl Fleet {
             ("PAIR", rank.to_string()),
             ("RESTART_COUNT", self.earlier_lives(WorkerId { role, rank }).to_string()),
             ("RUN_ID", queue.run_id.clone()),
-        ]
+        ];
+        own.into_iter().chain(allocator).collect()
     }
 
     fn earlier_lives(&self, worker: WorkerId) -> u32 {

@@ -199,10 +199,9 @@ impl Drafter {
 }
 
 /// Blocks of a group. Small ones waste less on the part of the mask that hides blocks from each other; large ones make
-/// fewer and larger calls.
+/// fewer and larger calls, which a GPU wants.
 fn group_blocks(block_size: usize, device: Device) -> usize {
-    let slots = if device.is_cuda() { 256 } else { 128 };
-    (slots / block_size).max(1)
+    if device.is_cuda() { 32 } else { (128 / block_size).max(1) }
 }
 
 /// The order of weights in memory: layer by layer, and in each those that one product serves side by side.

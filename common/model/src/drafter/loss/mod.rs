@@ -22,7 +22,7 @@ use crate::cuda::step::StepKernels;
 
 /// Logits held at a time, in elements: enough to fill a GPU, on a CPU a fraction of its memory.
 fn chunk_logits(device: Device) -> i64 {
-    if device.is_cuda() { 1 << 30 } else { 1 << 24 }
+    if device.is_cuda() { 1 << 29 } else { 1 << 24 }
 }
 
 /// What one batch adds to a step.
