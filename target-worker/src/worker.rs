@@ -38,14 +38,17 @@ pub(crate) fn run(args: &Args, launcher: &Launcher) -> Result<(), AnyError> {
     producer.phase(Phase::Loading);
     let worker = (Role::Target, Rank(args.rank));
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
-    let arena = Arena::attach(&config, &plan, seat).map_err(ArenaError::blamed)?;
+    let arena = match Arena::attach(&config, &plan, seat) {
+        Err(error) if error.is_shutdown() => return Ok(()),
+        attached => attached.map_err(ArenaError::blamed)?,
+    };
     if args.preflight {
         return Ok(());
     }
     let worker = Worker::load(&config, &plan, arena, device)?;
     producer.phase(Phase::Ready);
     match worker.serve(&producer, &patience) {
-        Err(ServeError::Wait(WaitError::Shutdown)) => tracing::info!("stopped as asked"),
+        Err(error) if error.is_shutdown() => tracing::info!("stopped as asked"),
         served => served?,
     }
     producer.phase(Phase::Finished);
@@ -63,6 +66,16 @@ pub(crate) enum ServeError {
     Arena(#[from] ArenaError),
     #[error("batch {0} is not in this worker's batch plan: the data changed after the run was planned")]
     Plan(BatchId),
+}
+
+impl ServeError {
+    fn is_shutdown(&self) -> bool {
+        match self {
+            ServeError::Wait(error) => *error == WaitError::Shutdown,
+            ServeError::Arena(error) => error.is_shutdown(),
+            ServeError::Lease(_) | ServeError::Plan(_) => false,
+        }
+    }
 }
 
 struct Worker {

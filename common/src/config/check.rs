@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 
-use super::{Config, ConfigError, LayerType};
+use super::{ArenaChoice, Config, ConfigError, Device, LayerType};
 use crate::ids::Role;
 
 /// Where each `section.key` was said.
@@ -45,6 +45,13 @@ fn run(config: &Config, check: &Said) -> Result<(), ConfigError> {
         let fits = (1..=64).contains(&devices.len()) && different == devices.len();
         check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers, each once")?;
     }
+    let on_cpu = run.device == Device::Cpu && matches!(run.arena, ArenaChoice::Fd | ArenaChoice::Cuipc);
+    check.that(
+        !on_cpu,
+        "run.arena",
+        format!("{:?}", run.arena).to_lowercase(),
+        "auto or host where run.device is cpu",
+    )?;
     check.that(run.restart_window_s >= 1, "run.restart_window_s", run.restart_window_s, "1 or more seconds")?;
     check.that(run.wait_timeout_s >= 1, "run.wait_timeout_s", run.wait_timeout_s, "1 or more seconds")
 }
@@ -172,6 +179,14 @@ mod tests {
         let config = load("", &[]).unwrap();
         assert_eq!((config.drafter.block_size, config.training.num_anchors, config.data.max_length), (16, 512, 3072));
         assert_eq!((config.training.learning_rate, config.training.warmup_ratio), (6e-4, 0.04));
+    }
+
+    #[test]
+    fn gpu_memory_is_for_workers_on_gpus() {
+        let refused = |arena: &str| load("", &["run.device=cpu", arena]).unwrap_err().to_string();
+        assert!(refused("run.arena=fd").contains("run.arena"), "{}", refused("run.arena=fd"));
+        assert!(load("", &["run.device=cpu", "run.arena=host"]).is_ok());
+        assert!(load("", &["run.device=cuda", "run.arena=cuipc"]).is_ok());
     }
 
     #[test]

@@ -54,7 +54,10 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
     consumer.phase(Phase::Loading);
     let worker = (Role::Drafter, rank);
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
-    let arena = Arena::attach(&config, &plan, seat).map_err(ArenaError::blamed)?;
+    let arena = match Arena::attach(&config, &plan, seat) {
+        Err(error) if error.is_shutdown() => return Ok(()),
+        attached => attached.map_err(ArenaError::blamed)?,
+    };
     if args.preflight {
         return Ok(());
     }

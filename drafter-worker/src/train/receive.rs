@@ -180,7 +180,10 @@ impl Fetcher {
             self.consumer.about(id.0);
             self.consumer.phase(Phase::Copy);
             let rows = lease.rows().map_err(|error| ReceiveError::Rows(id, error))?;
-            let read = self.reader.read(&lease, rows.token_ids.len(), buffer, &self.patience)?;
+            let read = match self.reader.read(&lease, rows.token_ids.len(), buffer, &self.patience) {
+                Err(error) if error.is_shutdown() => return Err(ReceiveError::Wait(WaitError::Shutdown)),
+                read => read?,
+            };
             match lease.release() {
                 Ok(()) => return Ok(Some(Batch { id, rows, taps: read.taps.shallow_clone(), read })),
                 // The slot's memory was lost with its target while it was read: the batch is computed again.

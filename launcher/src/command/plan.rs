@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use common::arena::{ArenaKind, Parts};
+use common::arena::{ArenaKind, Parts, machine_has_gpus};
+use common::config::Device;
 use common::exit::{Blame, Fault};
 use common::ids::{Rank, Role};
 
@@ -38,7 +39,11 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
 /// Which worker computes where.
 fn places(plan: &Plan) -> Vec<String> {
     let run = &plan.models.config.run;
-    let gpus = plan.run.arena != ArenaKind::Host || run.device == common::config::Device::Cuda;
+    let gpus = match run.device {
+        Device::Cuda => true,
+        Device::Cpu => false,
+        Device::Auto => machine_has_gpus(),
+    };
     let place = |role, rank| match gpus {
         true => format!("{role} {rank} on cuda:{}", run.device_of(role, rank)),
         false => format!("{role} {rank} on the CPU"),

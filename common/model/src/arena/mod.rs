@@ -27,7 +27,7 @@ use common::exit::{AnyError, Code, Fault};
 use common::ids::{BatchId, Rank, Role, SlotIndex};
 use common::run_plan::RunPlan;
 use common::shm::ShmError;
-use common::wait::Patience;
+use common::wait::{Patience, WaitError};
 use tch::{Device, Kind};
 
 use crate::cuda::{CudaError, Gpu, Refusal};
@@ -154,6 +154,11 @@ impl ArenaError {
             Some(hint) => Fault::new(Code::Input, self).with_hint(hint).into(),
             None => self.into(),
         }
+    }
+
+    /// Whether nothing is wrong but that this process was asked to end while it waited.
+    pub fn is_shutdown(&self) -> bool {
+        matches!(self, ArenaError::Link(LinkError::Wait(WaitError::Shutdown)))
     }
 
     /// What a user can do about it, if anything.
