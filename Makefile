@@ -1,6 +1,6 @@
 # What a fresh machine needs: cargo, python3, a C++ compiler. Every target sets up the rest and says what it does.
 .DEFAULT_GOAL := help
-.PHONY: chaos help run test lint loom soak bench clean libtorch smollm2
+.PHONY: chaos gpu help run test lint loom soak bench clean libtorch smollm2
 SHELL := bash
 
 help: ## this list
@@ -42,6 +42,9 @@ GSM8K ?= ../shared/data/gsm8k_train.jsonl
 bench: libtorch smollm2 ## timings of queue and data preparation beside what they are measured against, as JSON lines
 	@scripts/bench-queue.sh
 	@scripts/bench-prepare.sh $(GSM8K)
+
+gpu: libtorch smollm2 ## target/gpu.tar.gz: what scripts/gpu.sh needs to check and measure on a machine with GPUs
+	@scripts/gpu-bundle.sh
 
 clean: ## remove build products and runs, keep the fetched libtorch
 	cargo clean

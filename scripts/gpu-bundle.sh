@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# gpu-bundle.sh: target/gpu.tar.gz, all that scripts/gpu.sh needs on a machine that has GPUs, CUDA and PyTorch, but no compiler
+set -euo pipefail
+cd "$(dirname "$0")/.."
+checks="gpu_checks gpu_sum capture_bench drafter_bench"
+cargo build --release --workspace --bins
+cargo build --release --package model $(printf -- '--example %s ' $checks)
+folder=target/gpu
+rm -rf $folder && mkdir -p $folder/bin $folder/scripts $folder/examples/smollm2-135m/target
+for program in tandem tandem-queue target-worker drafter-worker; do strip -o $folder/bin/$program target/release/$program; done
+for check in $checks; do strip -o $folder/bin/$check target/release/examples/$check; done
+cp scripts/gpu.sh scripts/random-target.py $folder/scripts/
+cp -r examples/tiny $folder/examples/
+cp examples/smollm2-135m/*.{toml,jsonl} $folder/examples/smollm2-135m/
+cp examples/smollm2-135m/target/{config,tokenizer,tokenizer_config}.json $folder/examples/smollm2-135m/target/
+tar -C target -czf target/gpu.tar.gz gpu
+ls -l target/gpu.tar.gz
