@@ -47,6 +47,8 @@ pub enum Command {
     /// Decode held-out prompts with a drafter: accepted length, speed against plain decoding, lossless check
     #[command(after_help = OVERRIDES)]
     Evaluate(EvaluateArgs),
+    /// Write one HTML page about a run, also one that failed or goes on: curves, where the time went, what limits it
+    Report(ReportArgs),
 }
 
 /// `tandem run`
@@ -208,6 +210,17 @@ pub struct EvaluateArgs {
     /// Keys to override
     #[arg(value_name = "section.key=value")]
     pub overrides: Vec<String>,
+}
+
+/// `tandem report`
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// A run folder
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Where the page is written to [default: report.html in the run folder]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// Looks into the queue of a run, live, stopped or dead, and changes nothing.

@@ -22,8 +22,10 @@ mod child;
 mod command;
 pub mod devices;
 mod fleet;
+mod history;
 pub mod inspect;
 pub mod output;
+mod page;
 mod plan;
 mod progress;
 mod recorder;
@@ -46,5 +48,6 @@ pub fn run(args: &Args) -> Result<(), Fault> {
         Command::Plan(args) => command::plan(args),
         Command::Prepare(args) => command::prepare(args),
         Command::Evaluate(args) => command::evaluate(args),
+        Command::Report(args) => command::report(args),
     }
 }

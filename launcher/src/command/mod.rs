@@ -5,6 +5,7 @@ mod evaluate;
 mod plan;
 mod prepare;
 mod preview;
+mod report;
 mod run;
 
 use std::io::{self, Write};
@@ -20,6 +21,7 @@ pub(crate) use evaluate::evaluate;
 pub(crate) use plan::plan;
 pub(crate) use prepare::prepare;
 pub(crate) use preview::preview;
+pub(crate) use report::report;
 pub(crate) use run::run;
 
 /// Why a worker may not start.

@@ -17,8 +17,10 @@ use super::{held_out_prompts, load, print, programs};
 use crate::args::RunArgs;
 use crate::child::signal_name;
 use crate::fleet::{self, Fleet, FleetError, FleetSpec, LOGS};
+use crate::history::Rows;
 use crate::inspect::Watch;
 use crate::output::OutputArgs;
+use crate::page;
 use crate::plan::{Models, Plan, RunFolder};
 use crate::progress::Console;
 use crate::recorder::{Recorder, Steps};
@@ -34,7 +36,11 @@ const SEGMENT_PREFIX: &str = "tandem-";
 /// Input that cannot work, a worker that fails too often, or a signal.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Fault> {
     let console = Console::start();
-    let done = Run::prepare(args, &console).and_then(|mut run| run.whole());
+    let done = Run::prepare(args, &console).and_then(|mut run| {
+        let done = run.whole();
+        run.tell();
+        done
+    });
     console.clear_progress();
     console.flush();
     done
@@ -83,8 +89,16 @@ impl<'a> Run<'a> {
         }
         self.plan.models.config.write(path).your_input("the run folder cannot be written to")?;
         self.plan.run.write(path).your_input("the run folder cannot be written to")?;
+        Rows::of(&self.plan.accounting).write(path).your_input("the run folder cannot be written to")?;
         self.say(&format!("run {} in {}", self.plan.run.run_id, path.display()));
         Ok(())
+    }
+
+    /// Writes the run's page; a run is no worse without one.
+    fn tell(&self) {
+        if let Err(error) = page::write(&self.folder.path, None) {
+            self.say(&format!("{error}: the run has no page"));
+        }
     }
 
     fn whole(&mut self) -> Result<(), Fault> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use common::exit::{Code, Fault};
 use nix::sys::signal::Signal;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{SummaryError, write_json};
 use crate::child::{Ended, Ending, signal_name};
@@ -16,7 +16,7 @@ use crate::supervise::{Reason, Story, WorkerId};
 const TAIL_LINES: usize = 12;
 
 /// A process that failed, as a person is told of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     /// Its name.
     pub(crate) worker: String,
@@ -92,7 +92,7 @@ pub(crate) fn death(worker: WorkerId, death: &Death) -> String {
 }
 
 /// `failure.json`: why a run failed, the cause first.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RunFailure {
     /// The run.
     pub(crate) run_id: String,
@@ -109,7 +109,7 @@ pub(crate) struct RunFailure {
 }
 
 /// The failure's name in a run folder.
-const FAILURE_FILE: &str = "failure.json";
+pub(crate) const FAILURE_FILE: &str = "failure.json";
 
 impl RunFailure {
     /// Tells a failed run's story from its end.

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use common::evaluation::EvaluationReport;
 use common::exit::{Code, Fault};
 use common::telemetry::verdict::Verdict;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub(crate) use failure::{Failure, RunFailure, death};
+pub(crate) use failure::{FAILURE_FILE, Failure, RunFailure, death};
 
 /// The summary's name in a run folder.
-const SUMMARY_FILE: &str = "summary.json";
+pub(crate) const SUMMARY_FILE: &str = "summary.json";
 
 /// `summary.json`: what a run gained.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Summary {
     pub(crate) run_id: String,
     /// The signal that stopped the run early, if one did.
@@ -175,7 +176,11 @@ fn row(page: &mut String, name: &str, text: &str) {
     writeln!(page, "{name:<17}{text}").expect("text takes any text");
 }
 
-fn write_json(path: PathBuf, value: &impl Serialize) -> Result<(), SummaryError> {
+/// Writes a file of the run folder.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write_json(path: PathBuf, value: &impl Serialize) -> Result<(), SummaryError> {
     let text = serde_json::to_string_pretty(value).expect("a report has only values that JSON can hold");
     std::fs::write(&path, text + "\n").map_err(|source| SummaryError { path, source })
 }
