@@ -13,7 +13,7 @@ use model::cuda::flash::{Flash, Spans};
 use model::cuda::fused::{Fused, LayerShape, Turn};
 use model::nn::{Rotary, rms_norm, rotate, swiglu};
 use model::runtime;
-use model::target::Backbone;
+use model::target::{Backbone, Target};
 use tch::{Device, Kind, Tensor};
 
 /// Batches of documents: of one token, of tile sizes and one off, and long ones; alike; all of one length.
@@ -179,5 +179,26 @@ fn packed_taps_equal_rows_alone_and_the_plain_operations() {
             eprintln!("{architecture:?} {offsets:?}: against rows alone {alone:.1e}, plain operations {plain:.1e}");
             assert!(alone < 0.03 && plain < 0.03, "{alone} {plain}");
         }
+    }
+}
+
+#[test]
+fn steps_in_uneven_pieces_with_crops_equal_a_capture() {
+    let Some(device) = gpu() else { return };
+    for architecture in [Architecture::Qwen2, Architecture::Qwen3] {
+        let target = Target::random(&config(architecture), device, Kind::BFloat16).unwrap();
+        let ids = ids(300);
+        let whole = capture(target.backbone(), &ids, &[0, 300]);
+        let ids = Tensor::from_slice(&ids.iter().map(|&id| i64::from(id)).collect::<Vec<_>>()).to_device(device);
+        let mut cache = target.new_cache(16).unwrap();
+        let mut pieces = vec![target.prefill(&ids.narrow(0, 0, 200), &mut cache, &TAPS).taps];
+        for (start, count) in [(200, 1), (201, 16), (217, 83)] {
+            let _ = target.step(&ids.narrow(0, 7, 5), &mut cache, &[]);
+            cache.crop(start as usize);
+            pieces.push(target.step(&ids.narrow(0, start, count), &mut cache, &TAPS).taps);
+        }
+        let worst = error(&Tensor::cat(&pieces, 0), &whole);
+        eprintln!("{architecture:?}: steps against one pass {worst:.1e}");
+        assert!(worst < 0.03, "{worst}");
     }
 }

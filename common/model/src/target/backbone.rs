@@ -60,12 +60,7 @@ impl Backbone {
     /// No memory.
     pub fn random(config: &TargetConfig, depth: usize, device: Device, kind: Kind) -> Result<Backbone, TchError> {
         let backbone = Backbone::empty(config, depth, device, kind)?;
-        for (name, mut tensor) in backbone.named() {
-            let _ = match name.ends_with("norm.weight") {
-                true => tensor.f_fill_(1.0)?,
-                false => tensor.f_normal_(0.0, 0.02)?,
-            };
-        }
+        fill(backbone.named())?;
         Ok(backbone)
     }
 
@@ -160,6 +155,17 @@ impl Backbone {
         }
         residual.x
     }
+}
+
+/// Random numbers of deviation 0.02 in matrices, ones in norms.
+pub(super) fn fill(named: Vec<(String, Tensor)>) -> Result<(), TchError> {
+    for (name, mut tensor) in named {
+        let _ = match name.ends_with("norm.weight") {
+            true => tensor.f_fill_(1.0)?,
+            false => tensor.f_normal_(0.0, 0.02)?,
+        };
+    }
+    Ok(())
 }
 
 /// Token ids, positions from 0 in each document, and document offsets behind one another: one transfer for all.

@@ -48,11 +48,25 @@ impl Target {
     /// Weights that cannot be read or do not fit the configuration; no memory.
     pub fn load(folder: &Path, config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, WeightsError> {
         let target = Target::empty(config, device, kind).map_err(|source| WeightsError::memory(folder, source))?;
-        let mut named = target.backbone.named();
-        named.extend(target.vocabulary.named_head());
-        named.push(("model.norm.weight".to_owned(), target.norm.shallow_clone()));
-        weights::load_into(folder, &named)?;
+        weights::load_into(folder, &target.named())?;
         Ok(target)
+    }
+
+    /// The same with random weights, as [`Backbone::random`].
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn random(config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, TchError> {
+        let target = Target::empty(config, device, kind)?;
+        backbone::fill(target.named())?;
+        Ok(target)
+    }
+
+    fn named(&self) -> Vec<(String, Tensor)> {
+        let mut named = self.backbone.named();
+        named.extend(self.vocabulary.named_head());
+        named.push(("model.norm.weight".to_owned(), self.norm.shallow_clone()));
+        named
     }
 
     fn empty(config: &TargetConfig, device: Device, kind: Kind) -> Result<Target, TchError> {
