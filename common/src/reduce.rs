@@ -9,6 +9,8 @@
 //! call then says, and makes a new segment for all of them to join.
 #![expect(unsafe_code, reason = "reads and writes the ranks' buffers in shared memory")]
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::ids::Rank;
@@ -133,8 +135,18 @@ pub struct Sum {
     member: Option<Member>,
 }
 
+/// Whether the launcher gave the sums up, for who waits for something else than them.
+pub struct SumEnded(Option<Arc<Segment>>);
+
+impl SumEnded {
+    /// Never unset.
+    pub fn is_set(&self) -> bool {
+        self.0.as_ref().is_some_and(|segment| segment.view::<Header>(0).aborted.load(Ordering::Relaxed) != 0)
+    }
+}
+
 struct Member {
-    segment: Segment,
+    segment: Arc<Segment>,
     rank: u32,
     ranks: u32,
     chunk: usize,
@@ -187,11 +199,16 @@ impl Sum {
         if !ours || chunk == 0 || buffers.and_then(|b| b.checked_add(buffers_at(ranks))) != Some(segment.len()) {
             return Err(wrong());
         }
-        let member = Member { segment, rank: rank.0, ranks, chunk, round: 0 };
+        let member = Member { segment: Arc::new(segment), rank: rank.0, ranks, chunk, round: 0 };
         if member.records()[rank.0 as usize].arrived.load(Ordering::Relaxed) != 0 {
             return Err(SumError::Used { name: name.to_owned(), rank });
         }
         Ok(Sum { member: Some(member) })
+    }
+
+    /// The launcher's word that a rank is gone for good, for another thread to look at.
+    pub fn ended(&self) -> SumEnded {
+        SumEnded(self.member.as_ref().map(|member| Arc::clone(&member.segment)))
     }
 
     /// Replaces `values` and `scalars` by their sums over all ranks, the same bits on every rank. Every rank must

@@ -73,8 +73,11 @@ fn a_missing_rank_is_named_and_an_abort_ends_the_wait() {
     let error = sum.sum(&mut [1.0], &mut [], &patience(30)).unwrap_err();
     assert!(error.to_string().contains("drafter 1 to bring its gradients"), "{error}");
     thread::scope(|scope| {
+        let ended = sum.ended();
         let waiter = scope.spawn(|| sum.sum(&mut [1.0], &mut [], &patience(60_000)));
+        assert!(!ended.is_set());
         owner.abort();
+        assert!(ended.is_set(), "whoever waits for something else sees it too");
         assert!(matches!(waiter.join().unwrap(), Err(SumError::Wait(WaitError::Aborted))));
     });
     assert!(matches!(Sum::attach(&name, Rank(0), 2), Err(SumError::Used { .. })));

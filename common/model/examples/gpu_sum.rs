@@ -8,6 +8,8 @@
 #![allow(clippy::print_stdout, reason = "its output is its result")]
 
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::config::Device as Wanted;
@@ -46,12 +48,14 @@ fn member(id: &str, rank: u32) {
     let bytes: Vec<u8> = (0..128).map(|k| u8::from_str_radix(&id[2 * k..2 * k + 2], 16).unwrap()).collect();
     let id: UniqueId = bytes.try_into().unwrap();
     let patience = Patience { timeout: Duration::from_secs(60), shutdown: Shutdown::never() };
-    let sum = DeviceSum::join(&id, (Rank(rank), RANKS), rank as usize, &patience).unwrap();
+    let (end, ended) = (Arc::new(AtomicBool::new(false)), |end: &AtomicBool| end.load(Ordering::Relaxed));
+    let watched = Arc::clone(&end);
+    let sum = DeviceSum::join(&id, (Rank(rank), RANKS), rank as usize, &patience, move || ended(&watched)).unwrap();
     let device = Device::Cuda(rank as usize);
     right_values(&sum, rank, device, &patience);
     speed(&sum, rank, device, &patience);
     if rank == 0 {
-        outlives_a_rank(&sum, device, &patience);
+        outlives_a_rank(&sum, device, &patience, end);
     }
 }
 
@@ -78,19 +82,18 @@ fn speed(sum: &DeviceSum, rank: u32, device: Device, patience: &Patience) {
     }
 }
 
-/// The other rank has gone, or goes: the sum never comes, and an abort from another thread ends the wait for it.
-fn outlives_a_rank(sum: &DeviceSum, device: Device, patience: &Patience) {
+/// The other rank has gone, or goes: the sum never comes, and the sign to end it is seen while it is waited for.
+fn outlives_a_rank(sum: &DeviceSum, device: Device, patience: &Patience, end: Arc<AtomicBool>) {
     let values = Tensor::ones([1024], (Kind::Float, device));
-    let aborter = sum.aborter();
     let start = Instant::now();
     let thread = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(1));
-        aborter.abort();
+        end.store(true, Ordering::Relaxed);
     });
     let _ = sum.sum(&[&values], patience);
-    tch::Cuda::synchronize(0);
+    assert!(sum.finish().is_err(), "a sum that never came is no success");
     thread.join().unwrap();
-    assert!(sum.sum(&[&values], patience).is_err(), "a sum after an abort fails");
+    assert!(sum.sum(&[&values], patience).is_err(), "a sum after the end fails");
     let seconds = start.elapsed().as_secs_f64();
     assert!(seconds < 10.0, "the abort took {seconds} s");
     println!(

@@ -1,4 +1,8 @@
-//! Gradients and sums over all drafters, in rank order, so that every rank goes on with the same bits.
+//! Gradients and sums over all drafters, in the same order everywhere, so that every rank goes on with the same bits.
+//!
+//! What decides a step are numbers on the host, summed through shared memory; that is also where all ranks meet and
+//! where the launcher ends the sum when one of them is gone. Tensors go the same way on CPUs. Where each drafter has a
+//! GPU of its own they are summed by NCCL, queued behind the backward pass like any other op: the host does not wait.
 
 use common::config::Config;
 use common::ids::{Rank, Role};
@@ -7,53 +11,136 @@ use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
 use common::wait::Patience;
 use model::drafter::Parameters;
-use tch::{Kind, Tensor};
+use model::sum::{DeviceSum, UniqueId, unique_id};
+use tch::{Device, Kind, Tensor};
 
 use super::step::Sums;
 
+/// Why sums over drafters did not come.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error("{0}")]
+    Meeting(#[from] SumError),
+    #[error("{0}")]
+    Device(#[from] model::sum::SumError),
+}
+
 pub(crate) struct Exchange {
     /// None with one drafter: there is nobody to meet.
-    sum: Option<Sum>,
-    gradient: Vec<f32>,
+    ranks: Option<Ranks>,
     /// Deaf to shutdown: a step that has begun is finished by all ranks together. When one of them is gone, the launcher
     /// ends the sum.
     patience: Patience,
+}
+
+struct Ranks {
+    meeting: Sum,
+    tensors: Tensors,
+}
+
+/// How tensors are summed.
+enum Tensors {
+    /// Through shared memory, by way of this buffer.
+    Host(Vec<f32>),
+    /// Through NCCL.
+    Device(DeviceSum),
 }
 
 impl Exchange {
     /// Joins the other ranks.
     ///
     /// # Errors
-    /// The launcher's segment is not there, or this rank joined it before.
-    pub(crate) fn new(config: &Config, plan: &RunPlan, rank: Rank, patience: &Patience) -> Result<Exchange, SumError> {
+    /// The launcher's segment is not there, this rank joined it before, or the GPUs cannot meet.
+    pub(crate) fn new(
+        config: &Config,
+        plan: &RunPlan,
+        (rank, device): (Rank, Device),
+        patience: &Patience,
+    ) -> Result<Exchange, ExchangeError> {
         let ranks = config.run.workers(Role::Drafter);
         let patience = Patience { timeout: patience.timeout, shutdown: Shutdown::never() };
         if ranks == 1 {
-            return Ok(Exchange { sum: None, gradient: Vec::new(), patience });
+            return Ok(Exchange { ranks: None, patience });
         }
-        let sum = Sum::attach(&plan.reduce_name(), rank, ranks)?;
-        Ok(Exchange { sum: Some(sum), gradient: vec![0.0; plan.draft.parameter_count() as usize], patience })
+        let mut meeting = Sum::attach(&plan.reduce_name(), rank, ranks)?;
+        let tensors = match gpu_of_its_own(config, device) {
+            Some(gpu) => {
+                let id = share_id(&mut meeting, rank, &patience)?;
+                let ended = meeting.ended();
+                let sum = DeviceSum::join(&id, (rank, ranks), gpu, &patience, move || ended.is_set());
+                Tensors::Device(or_meeting(sum, &mut meeting, &patience)?)
+            }
+            None => Tensors::Host(vec![0.0; plan.draft.parameter_count() as usize]),
+        };
+        Ok(Exchange { ranks: Some(Ranks { meeting, tensors }), patience })
     }
 
     /// Replaces the gradient and `sums` by their sums over ranks.
     ///
     /// # Errors
     /// A rank does not come, or the launcher says that it never will.
-    pub(crate) fn sum(&mut self, parameters: &mut Parameters, sums: Sums) -> Result<Sums, SumError> {
-        let Some(sum) = &mut self.sum else { return Ok(sums) };
-        let gradient = parameters.gradient().to_device(tch::Device::Cpu);
-        gradient.copy_data(&mut self.gradient, gradient.numel());
-        let mut scalars = sums.to_scalars();
-        sum.sum(&mut self.gradient, &mut scalars, &self.patience)?;
-        parameters.set_gradient(&Tensor::from_slice(&self.gradient).to_kind(Kind::Float));
-        Ok(Sums::from_scalars(&scalars))
+    pub(crate) fn sum(&mut self, parameters: &mut Parameters, sums: Sums) -> Result<Sums, ExchangeError> {
+        let Some(Ranks { meeting, tensors }) = &mut self.ranks else { return Ok(sums) };
+        match tensors {
+            Tensors::Host(buffer) => {
+                let gradient = parameters.gradient().to_device(Device::Cpu);
+                gradient.copy_data(buffer, gradient.numel());
+                let mut scalars = sums.to_scalars();
+                meeting.sum(buffer, &mut scalars, &self.patience)?;
+                parameters.set_gradient(&Tensor::from_slice(buffer).to_kind(Kind::Float));
+                Ok(Sums::from_scalars(&scalars))
+            }
+            Tensors::Device(device) => {
+                let mut decisive = sums.decisive();
+                meeting.sum(&mut [], &mut decisive, &self.patience)?;
+                let queued = device.sum(&[parameters.gradient(), &sums.blocks], &self.patience);
+                or_meeting(queued, meeting, &self.patience)?;
+                Ok(Sums::of(&decisive, sums.blocks))
+            }
+        }
     }
 
-    /// Returns when every rank has come here.
+    /// Returns when every rank has come here, with all its sums done.
     ///
     /// # Errors
     /// As [`Exchange::sum`].
-    pub(crate) fn meet(&mut self) -> Result<(), SumError> {
-        self.sum.as_mut().map_or(Ok(()), |sum| sum.sum(&mut [], &mut [], &self.patience))
+    pub(crate) fn meet(&mut self) -> Result<(), ExchangeError> {
+        let Some(Ranks { meeting, tensors }) = &mut self.ranks else { return Ok(()) };
+        if let Tensors::Device(device) = tensors {
+            or_meeting(device.finish(), meeting, &self.patience)?;
+        }
+        Ok(meeting.sum(&mut [], &mut [], &self.patience)?)
     }
+}
+
+/// The GPU of this drafter, if no other drafter computes on it: NCCL refuses to join a GPU with itself.
+fn gpu_of_its_own(config: &Config, device: Device) -> Option<usize> {
+    let Device::Cuda(gpu) = device else { return None };
+    let ranks = config.run.workers(Role::Drafter);
+    let devices = (0..ranks).map(|rank| config.run.device_of(Role::Drafter, Rank(rank)));
+    let distinct = devices.collect::<std::collections::BTreeSet<_>>().len() == ranks as usize;
+    distinct.then_some(gpu)
+}
+
+/// The name under which the GPUs meet: rank 0 makes it, the others add nothing to it.
+fn share_id(meeting: &mut Sum, rank: Rank, patience: &Patience) -> Result<UniqueId, ExchangeError> {
+    let mut bytes = [0.0; size_of::<UniqueId>()];
+    if rank == Rank(0) {
+        bytes = unique_id()?.map(f64::from);
+    }
+    meeting.sum(&mut [], &mut bytes, patience)?;
+    Ok(bytes.map(|byte| byte as u8))
+}
+
+/// A GPU's sum that failed because a rank is gone fails with the launcher's word for it: whoever meets now hears that.
+fn or_meeting<T>(
+    done: Result<T, model::sum::SumError>,
+    meeting: &mut Sum,
+    patience: &Patience,
+) -> Result<T, ExchangeError> {
+    let Err(error) = done else { return Ok(done?) };
+    if matches!(error, model::sum::SumError::Aborted) {
+        meeting.sum(&mut [], &mut [], patience)?;
+    }
+    Err(error.into())
 }

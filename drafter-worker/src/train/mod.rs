@@ -129,7 +129,7 @@ impl<'a> Trainer<'a> {
             None => None,
         };
         let step = Step(from.as_ref().map_or(0, |manifest| manifest.step));
-        let exchange = Exchange::new(config, plan, rank, job.patience)?;
+        let exchange = Exchange::new(config, plan, (rank, device), job.patience)?;
         let log = Log::new(&args.run, config, plan, rank, from.as_ref())?;
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
@@ -214,8 +214,8 @@ impl<'a> Trainer<'a> {
 
     /// Where training stands, at rank 0, once every rank has noted its batches of the last step as trained.
     fn standing(&mut self) -> Result<Option<Manifest>, AnyError> {
-        self.log.flush(&self.receiver.consumer)?;
         self.exchange.meet()?;
+        self.log.flush(&self.receiver.consumer)?;
         Ok((self.job.args.rank == 0).then(|| Manifest {
             run_id: self.job.plan.run_id.clone(),
             step: self.step.0,

@@ -12,6 +12,8 @@ use common::reduce::SumError;
 use common::shutdown::Shutdown;
 use common::wait::{Patience, WaitError};
 
+use super::exchange::ExchangeError;
+
 /// Between two looks at whether the end was asked for.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -50,7 +52,7 @@ impl Regroup {
 
     /// Whether training ended because another drafter is gone.
     pub(crate) fn is_due(error: &AnyError) -> bool {
-        matches!(error.downcast_ref(), Some(SumError::Wait(WaitError::Aborted)))
+        matches!(error.downcast_ref(), Some(ExchangeError::Meeting(SumError::Wait(WaitError::Aborted))))
     }
 
     /// Says that this drafter has left and waits to be told where to go on; none if it was asked to end meanwhile.

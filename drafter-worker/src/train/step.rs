@@ -30,31 +30,36 @@ pub(crate) struct Sums {
     pub(crate) short: f64,
 }
 
+/// How many numbers decide a step.
+const DECISIVE: usize = 6;
+
 impl Sums {
     pub(crate) fn zero(block_size: usize, device: Device) -> Sums {
         let blocks = Tensor::zeros(BlockTotals::num_sums(block_size) as i64, (Kind::Double, device));
         Sums { blocks, denominator: 0.0, scored: 0.0, tokens: 0.0, batches: 0.0, stopping: 0.0, short: 0.0 }
     }
 
-    /// As one list of numbers, for the sum over drafters. Waits for the device.
+    /// What decides the step, as one list of numbers on the host.
+    pub(crate) fn decisive(&self) -> [f64; DECISIVE] {
+        [self.denominator, self.scored, self.tokens, self.batches, self.stopping, self.short]
+    }
+
+    /// The inverse of [`Sums::decisive`], with the blocks' sums.
+    pub(crate) fn of(decisive: &[f64; DECISIVE], blocks: Tensor) -> Sums {
+        let [denominator, scored, tokens, batches, stopping, short] = *decisive;
+        Sums { blocks, denominator, scored, tokens, batches, stopping, short }
+    }
+
+    /// All of it as one list of numbers, for a sum over drafters on the host. Waits for the device.
     pub(crate) fn to_scalars(&self) -> Vec<f64> {
-        let mut scalars = vec![self.denominator, self.scored, self.tokens, self.batches, self.stopping, self.short];
-        scalars.extend(Vec::<f64>::try_from(&self.blocks).expect("sums are one row of f64"));
-        scalars
+        let blocks = Vec::<f64>::try_from(&self.blocks).expect("sums are one row of f64");
+        [self.decisive().as_slice(), &blocks].concat()
     }
 
     /// The inverse of [`Sums::to_scalars`].
     pub(crate) fn from_scalars(scalars: &[f64]) -> Sums {
-        let (single, blocks) = scalars.split_at(6);
-        Sums {
-            blocks: Tensor::from_slice(blocks),
-            denominator: single[0],
-            scored: single[1],
-            tokens: single[2],
-            batches: single[3],
-            stopping: single[4],
-            short: single[5],
-        }
+        let (decisive, blocks) = scalars.split_first_chunk().expect("a step's numbers are never fewer");
+        Sums::of(decisive, Tensor::from_slice(blocks))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Sums of tensors over drafters on GPUs, through NCCL: the device half of the gradient exchange.
 //!
-//! Nothing here waits on the device: a sum is queued on torch's stream like any other op. A rank that dies leaves the
-//! others' kernels spinning; [`Aborter::abort`], from any thread, ends them.
+//! A sum is queued on torch's stream like any other op; nothing waits for the device but [`DeviceSum::finish`]. A rank
+//! that dies leaves the others' kernels spinning, so each watches a sign that ends them.
 
 #![expect(unsafe_code, reason = "calls NCCL")]
 
@@ -21,6 +21,8 @@ use nccl::{Failure, Nccl, Status};
 
 /// How often a setting-up communicator is asked whether it is there.
 const PAUSE: Duration = Duration::from_millis(1);
+/// How often a watcher looks whether the sums are to end.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Ranks could not meet, or a sum could not be queued.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,9 @@ pub enum SumError {
         /// What NCCL says.
         reason: String,
     },
+    /// It was ended, see [`DeviceSum::join`].
+    #[error("the sum of gradients was aborted")]
+    Aborted,
     /// Another rank did not come, or the end was asked for.
     #[error("summing gradients: {0}")]
     Wait(#[from] WaitError),
@@ -49,6 +54,7 @@ impl From<Failure> for SumError {
     fn from(failure: Failure) -> SumError {
         match failure {
             Failure::Missing(symbol) => SumError::NoNccl(symbol),
+            Failure::Aborted => SumError::Aborted,
             Failure::Call { call, reason } => SumError::Nccl { call, reason },
         }
     }
@@ -67,12 +73,9 @@ pub struct DeviceSum {
     communicator: Arc<Communicator>,
 }
 
-/// Ends what a [`DeviceSum`] has queued, from any thread.
-#[derive(Clone)]
-pub struct Aborter(Arc<Communicator>);
-
 struct Communicator {
     nccl: Nccl,
+    device: usize,
     /// Null once aborted.
     handle: Mutex<Handle>,
 }
@@ -85,6 +88,9 @@ unsafe impl Send for Handle {}
 impl DeviceSum {
     /// Meets `ranks` ranks under `id`, each with a GPU of its own; `device` is this one's. Returns when all are there.
     ///
+    /// Once `ended` is true, because a rank is gone for one, this and all that was queued ends with [`SumError::Aborted`];
+    /// a thread looks at it until the sums are dropped.
+    ///
     /// # Errors
     /// [`SumError`].
     pub fn join(
@@ -92,13 +98,15 @@ impl DeviceSum {
         (rank, ranks): (Rank, u32),
         device: usize,
         patience: &Patience,
+        ended: impl Fn() -> bool + Send + 'static,
     ) -> Result<DeviceSum, SumError> {
         let nccl = Nccl::load()?;
         // NCCL takes the GPU that is current on the calling thread.
         let bind = || CudaContext::new(device)?.bind_to_thread();
         bind().map_err(|error| SumError::Gpu(device, error))?;
         let handle = Mutex::new(Handle(nccl.init(id, rank.0, ranks)?));
-        let communicator = Arc::new(Communicator { nccl, handle });
+        let communicator = Arc::new(Communicator { nccl, device, handle });
+        watch(&communicator, ended);
         let what = || format!("the {ranks} drafters' GPUs to meet (this is rank {rank})");
         patience.poll(what, PAUSE, || communicator.settled().transpose())??;
         Ok(DeviceSum { communicator })
@@ -118,17 +126,28 @@ impl DeviceSum {
         Ok(())
     }
 
-    /// A way to end the sums from another thread.
-    pub fn aborter(&self) -> Aborter {
-        Aborter(Arc::clone(&self.communicator))
+    /// Waits until the GPU has done all that was queued; tells whether the sums among it came.
+    ///
+    /// # Errors
+    /// [`SumError::Aborted`], [`SumError::Nccl`].
+    pub fn finish(&self) -> Result<(), SumError> {
+        tch::Cuda::synchronize(self.communicator.device as i64);
+        self.communicator.settled().map(drop)
     }
 }
 
-impl Aborter {
-    /// Ends every queued sum, finished or not; what they leave in their tensors is worth nothing. Later sums fail.
-    pub fn abort(&self) {
-        self.0.abort();
-    }
+/// Ends every queued sum, finished or not, once `ended` says so; what they leave in their tensors is worth nothing.
+fn watch(communicator: &Arc<Communicator>, ended: impl Fn() -> bool + Send + 'static) {
+    let communicator = Arc::downgrade(communicator);
+    std::thread::spawn(move || {
+        while let Some(communicator) = communicator.upgrade() {
+            if ended() {
+                return communicator.abort();
+            }
+            drop(communicator);
+            std::thread::sleep(LOOK);
+        }
+    });
 }
 
 impl Communicator {

@@ -22,6 +22,7 @@ pub(super) enum Status {
 /// Why a call did not do its work.
 pub(super) enum Failure {
     Missing(&'static str),
+    Aborted,
     Call { call: &'static str, reason: String },
 }
 
@@ -116,7 +117,7 @@ impl Nccl {
 
     pub(super) fn status(&self, communicator: ncclComm_t) -> Result<Status, Failure> {
         if communicator.is_null() {
-            return Err(aborted("ncclCommGetAsyncError"));
+            return Err(Failure::Aborted);
         }
         let mut state = 0;
         // SAFETY: the communicator is neither destroyed nor aborted, for then it would be null.
@@ -137,7 +138,7 @@ impl Nccl {
         kind: ncclDataType_t,
     ) -> Result<Status, Failure> {
         if communicator.is_null() {
-            return Err(aborted("ncclAllReduce"));
+            return Err(Failure::Aborted);
         }
         // SAFETY: the caller's promise; in place is allowed, and a null stream is the default one.
         let result = unsafe { (self.all_reduce)(data, data, count, kind, SUM, communicator, std::ptr::null_mut()) };
@@ -164,10 +165,6 @@ impl Nccl {
         let reason = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
         Err(Failure::Call { call, reason })
     }
-}
-
-fn aborted(call: &'static str) -> Failure {
-    Failure::Call { call, reason: "the sum was aborted".to_owned() }
 }
 
 /// A loaded function.
