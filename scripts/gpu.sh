@@ -33,6 +33,13 @@ pair tiny examples/tiny/train.toml run.verify_payload=true
 python3 scripts/random-target.py examples/smollm2-135m/target
 pair smollm2-135m examples/smollm2-135m/train.toml model.torch_dtype=bfloat16 data.batch_tokens=10240 data.max_length=320 \
     data.bucket_bounds=[320] training.num_epochs=3000 training.max_steps=600 evaluation.eval_data_path=
+if [ $drafter = 1 ]; then # two pairs, each sharing a GPU, against one: the same global batches
+    same=(model.torch_dtype=bfloat16 training.max_steps=50 training.batches_per_step=2 queue.policy=strict evaluation.eval_data_path=)
+    pair one-drafter examples/tiny/train.toml "${same[@]}"
+    drafter=0,1
+    pair two-drafters examples/tiny/train.toml "${same[@]}" "run.targets=[0,1]"
+    python3 scripts/same-weights.py "$runs/one-drafter" "$runs/two-drafters" | tee -a "$lines" >&2
+fi
 python3 - "$lines" <<'PY'
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1]) if line.startswith("{")]
