@@ -32,6 +32,7 @@ mod recorder;
 mod report;
 mod snapshots;
 mod supervise;
+mod tensorboard;
 
 use common::exit::Fault;
 

@@ -26,6 +26,7 @@ use crate::progress::Console;
 use crate::recorder::{Recorder, Steps};
 use crate::report::{self, RunFailure, Summary};
 use crate::supervise::{self, Outcome, Rules, Signals, Story};
+use crate::tensorboard::Events;
 
 /// What every shared memory segment of Tandem starts with.
 const SEGMENT_PREFIX: &str = "tandem-";
@@ -60,6 +61,7 @@ struct Run<'a> {
     signals: Signals,
     /// Steps to trace.
     steps: Option<Steps>,
+    events: Events,
     console: &'a Console,
 }
 
@@ -76,8 +78,10 @@ impl<'a> Run<'a> {
         let folder = take_folder(&plan, args.resume)?;
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
         make_logs(&logs)?;
+        let wanted = plan.models.config.telemetry.tensorboard;
+        let events = if wanted { Events::of_run(&folder.path, console) } else { Events::none(console) };
         let (output, resume, steps) = (args.output.clone(), args.resume, args.trace_steps);
-        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, steps, console };
+        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, steps, events, console };
         run.write_down()?;
         Ok(run)
     }
@@ -103,6 +107,7 @@ impl<'a> Run<'a> {
 
     fn whole(&mut self) -> Result<(), Fault> {
         let before = self.decode(None)?;
+        before.iter().for_each(|report| self.events.evaluated(0, report));
         let (story, verdict) = self.train()?;
         if let Outcome::Failed(worker, reason) = story.outcome {
             let failure = RunFailure::new(&self.plan.run.run_id, worker, reason, &story);
@@ -136,6 +141,7 @@ impl<'a> Run<'a> {
         };
         if let Ok(Some(report)) = &after {
             summary.after(report);
+            self.events.evaluated(summary.steps, report);
         }
         summary.write(&self.folder.path).your_input("the run folder cannot be written to")?;
         self.console.flush();
@@ -165,15 +171,19 @@ impl<'a> Run<'a> {
         fleet.adopt_orphans().our_failure("the system refuses to make this process a subreaper")?;
         let from = if self.resume { fleet.rewind().map_err(fleet_fault)? } else { "the beginning".into() };
         self.say(&format!("training from {from}"));
-        let console = self.console;
+        let (console, events) = (self.console, &mut self.events);
         let mut show = || {
-            recorder.look(Instant::now());
+            let now = Instant::now();
+            recorder.look(now);
+            events.look(now);
             watch.progress().into_iter().for_each(|progress| console.progress(progress));
         };
         let story = supervise::supervise(&mut fleet, &mut self.signals, rules(&self.plan), console, &mut show);
         console.clear_progress();
         let story = story.our_failure(super::PROGRAMS_HINT)?;
-        Ok((story, recorder.end()))
+        let verdict = recorder.end();
+        self.events.catch_up();
+        Ok((story, verdict))
     }
 
     fn summary(&self, story: &Story, newest: Option<&(PathBuf, Manifest)>) -> Summary {
