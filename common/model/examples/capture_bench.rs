@@ -92,11 +92,11 @@ impl Size {
         println!(r#"{{"name": "capture {} {what}", "value": {value:.3}, "unit": "{unit}"}}"#, self.name);
     }
 
-    /// Captures rows of these lengths again and again.
-    fn report_speed(&self, what: &str, backbone: &Backbone, lengths: &[u32], count: usize) {
-        let ms = median_ms(count, || capture(self, backbone, lengths));
+    /// Captures a batch `count` times, each alone.
+    fn report_speed(&self, what: &str, backbone: &Backbone, batch: &Batch, count: usize) {
+        let ms = median_ms(count, || batch.capture(self, backbone));
         self.report(what, ms, "ms");
-        self.report(what, f64::from(lengths.iter().sum::<u32>()) / ms * 1e3, "tokens/s");
+        self.report(what, batch.ids.len() as f64 / ms * 1e3, "tokens/s");
     }
 }
 
@@ -109,32 +109,44 @@ fn main() -> Result<(), Failure> {
     let backbone = Backbone::random(&size.config, depth, device, Kind::BFloat16)?;
     size.report("weights loaded", used_gib()?, "GiB");
     for (what, lengths) in size.batches() {
-        size.report(&format!("{what}, first batch"), timed_ms(&mut || capture(&size, &backbone, &lengths)), "ms");
-        size.report_speed(what, &backbone, &lengths, 20);
+        let batch = Batch::new(&size, &lengths);
+        size.report(&format!("{what}, first batch"), timed_ms(&mut || batch.capture(&size, &backbone)), "ms");
+        size.report_speed(what, &backbone, &batch, 20);
+        let streak = timed_ms(&mut || (0..20).for_each(|_| batch.capture(&size, &backbone)));
+        size.report(&format!("{what}, back to back"), (20 * batch.ids.len()) as f64 / streak * 1e3, "tokens/s");
     }
-    let rows = vec![size.row_tokens; size.rows as usize];
-    let streak = timed_ms(&mut || (0..20).for_each(|_| capture(&size, &backbone, &rows)));
-    size.report("fused, back to back", f64::from(20 * size.tokens()) / streak * 1e3, "tokens/s");
-    size.report("host's share of a batch", host_ms(10, || capture(&size, &backbone, &rows)), "ms");
+    let batch = Batch::new(&size, &vec![size.row_tokens; size.rows as usize]);
+    size.report("host's share of a batch", host_ms(10, || batch.capture(&size, &backbone)), "ms");
     parts(&size, device)?;
     memory(&size, &backbone)?;
     let plain = backbone.with_plain_operations(&size.config);
-    size.report_speed("plain operations", &plain, &rows, 5);
+    size.report_speed("plain operations", &plain, &batch, 5);
     Ok(())
 }
 
-/// One batch of rows of these lengths; taps are laid side by side in one matrix, as in a slot.
-fn capture(size: &Size, backbone: &Backbone, lengths: &[u32]) {
-    let ends = lengths.iter().scan(0, |end, length| {
-        *end += length;
-        Some(*end)
-    });
-    let offsets: Vec<u32> = [0].into_iter().chain(ends).collect();
-    let tokens = offsets[offsets.len() - 1];
-    let ids: Vec<u32> = (0..tokens).map(|place| (place * 7919 + 13) % size.config.vocab_size as u32).collect();
-    let mut taps = Vec::new();
-    backbone.capture(&ids, &offsets, &size.taps, &mut |_, x| taps.push(x.shallow_clone()));
-    drop(Tensor::cat(&taps, 1));
+/// Packed rows.
+struct Batch {
+    ids: Vec<u32>,
+    offsets: Vec<u32>,
+}
+
+impl Batch {
+    fn new(size: &Size, lengths: &[u32]) -> Batch {
+        let ends = lengths.iter().scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        });
+        let vocabulary = size.config.vocab_size as u32;
+        let ids = (0..lengths.iter().sum()).map(|place: u32| (place * 7919 + 13) % vocabulary).collect();
+        Batch { ids, offsets: [0].into_iter().chain(ends).collect() }
+    }
+
+    /// Captures it once; taps are laid side by side in one matrix, as in a slot.
+    fn capture(&self, size: &Size, backbone: &Backbone) {
+        let mut taps = Vec::new();
+        backbone.capture(&self.ids, &self.offsets, &size.taps, &mut |_, x| taps.push(x.shallow_clone()));
+        drop(Tensor::cat(&taps, 1));
+    }
 }
 
 /// Median of `count` runs, each from an idle GPU to an idle GPU, after three to warm up.
@@ -190,7 +202,6 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
         ("product qkv", (queries + 2 * keys) * head, hidden),
         ("product output", hidden, queries * head),
         ("product gate and up", 2 * inner, hidden),
-        ("product gate or up", inner, hidden),
         ("product down", hidden, inner),
     ] {
         let (input, matrix) = (random(&[tokens, columns]), random(&[rows, columns]));
@@ -247,7 +258,7 @@ fn memory(size: &Size, backbone: &Backbone) -> Result<(), Failure> {
                 *length = 1 + (state >> 33) as u32 % size.row_tokens;
             }
         }
-        capture(size, backbone, &lengths);
+        Batch::new(size, &lengths).capture(size, backbone);
         if batch == 50 || batch == 300 {
             Cuda::synchronize(0);
             size.report(&format!("GPU memory after batch {batch}"), used_gib()?, "GiB");

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::bricks::Heads;
 use super::grid::Grid;
+use crate::cuda::Gpu;
 use crate::cuda::cudnn::Cudnn;
 use crate::cuda::flash::{Flash, Spans};
 use crate::runtime;
@@ -19,11 +20,14 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// Those that serve tensors of `kind` on `device`.
+    /// Those that serve tensors of `kind` on `device`: flash from compute capability 8.0 on, cuDNN's where it is the faster,
+    /// from 9.0 on.
     pub(super) fn find(kind: Kind, device: Device, head_dim: usize) -> Option<Kernels> {
-        let served = kind == Kind::BFloat16 && device.is_cuda() && head_dim.is_multiple_of(8) && head_dim <= 256;
+        let (Kind::BFloat16, Device::Cuda(ordinal)) = (kind, device) else { return None };
+        let (generation, _) = Gpu::open(ordinal).ok()?.context().compute_capability().ok()?;
+        let served = generation >= 8 && head_dim.is_multiple_of(8) && head_dim <= 256;
         let flash = served.then(Flash::find).flatten()?;
-        let cudnn = if head_dim <= 128 { Cudnn::find() } else { None };
+        let cudnn = (generation >= 9 && head_dim <= 128).then(Cudnn::find).flatten();
         Some(Kernels { flash, cudnn })
     }
 }

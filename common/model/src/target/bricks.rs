@@ -6,9 +6,6 @@ use tch::{Device, Kind, Tensor};
 use crate::cuda::fused::{Fused, LayerShape, Turn};
 use crate::nn::{RopeTables, linear, rms_norm, rotate, swiglu};
 
-/// Columns beyond which two products are faster than one (cuBLAS on an H200).
-const WIDEST_PRODUCT: i64 = 1 << 14;
-
 pub(super) struct Bricks {
     eps: f64,
     heads: [i64; 3], // nh, nkv, nkv
@@ -83,21 +80,14 @@ impl Bricks {
         Heads { q: rotate(&norm(&q, 0), tables), k: rotate(&norm(&k, 1), tables), v }
     }
 
-    /// `silu(x G^T) * (x U^T)`: x [T, H], gate_up [2 I, H] holds G above U; gives [T, I].
-    pub(super) fn gated(&self, x: &Tensor, gate_up: &Tensor) -> Tensor {
-        let [gate, up] = match gate_up.size()[0] > WIDEST_PRODUCT {
-            true => halves(gate_up, 0).map(|matrix| linear(x, &matrix)),
-            false => halves(&linear(x, gate_up), 1),
-        };
+    /// `silu(gate) * up`, both [T, I] side by side in gate_up [T, 2 I].
+    pub(super) fn swiglu(&self, gate_up: &Tensor) -> Tensor {
+        let halves = gate_up.chunk(2, 1);
         match &self.fused {
-            Some(fused) => fused.swiglu(&gate, &up),
-            None => swiglu(&gate, &up),
+            Some(fused) => fused.swiglu(&halves[0], &halves[1]),
+            None => swiglu(&halves[0], &halves[1]),
         }
     }
-}
-
-fn halves(tensor: &Tensor, axis: i64) -> [Tensor; 2] {
-    <[Tensor; 2]>::try_from(tensor.chunk(2, axis)).expect("an axis of even length has two halves")
 }
 
 fn layer_shape(config: &TargetConfig) -> LayerShape {

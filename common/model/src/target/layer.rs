@@ -6,7 +6,7 @@ use common::model_config::{Architecture, TargetConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::bricks::{Bricks, Heads, Residual};
-use crate::nn::RopeTables;
+use crate::nn::{RopeTables, linear};
 
 pub(super) struct DecoderLayer {
     /// Rows of q, k and v in `qkv`.
@@ -96,7 +96,7 @@ impl DecoderLayer {
         let heads = bricks.heads(&qkv.view([qkv.size()[0], -1, self.head_dim]), norms, tables);
         let residual = bricks.add_product(residual, &attend(heads).flatten(1, 2), &self.output);
         let normed = bricks.norm(&residual.x, &self.post_attention_norm);
-        let inner = bricks.gated(&normed, &self.gate_up);
+        let inner = bricks.swiglu(&linear(&normed, &self.gate_up));
         bricks.add_product(residual, &inner, &self.down)
     }
 }
