@@ -96,13 +96,13 @@ fn numbers(world: &World) -> Result<Vec<f64>, AnyError> {
 fn speed(findings: &mut Findings) -> Result<(), AnyError> {
     let [one, other] = devices();
     for kind in [ArenaKind::Fd, ArenaKind::Cuipc] {
-        // Target 1, on the other device, gets slot 0, which lies on the first one's.
-        let spec = Spec { targets: vec![one, other], slots: 2, verify: false, batches: 4, ..pair(kind) };
+        // The one slot lies in the last part: on the other device, seen from target 0.
+        let spec = Spec { targets: vec![one, other], slots: 1, verify: false, batches: 4, ..pair(kind) };
         let bytes = spec.shape().bytes() as f64;
         let mut world = World::new("speed", spec)?;
-        world.start(Role::Target, 0, Job::Idle)?;
-        world.start(Role::Target, 1, Job::Push)?;
-        world.until("the push", START, |world| !world.is_running(Role::Target, 1))?;
+        world.start(Role::Target, 0, Job::Push)?;
+        world.start(Role::Target, 1, Job::Idle)?;
+        world.until("the push", START, |world| !world.is_running(Role::Target, 0))?;
         let push = numbers(&world)?;
         let [alone, queued] = [bytes / push[0] / 1e9, bytes / push[1] / 1e9];
         findings.found(
@@ -150,11 +150,11 @@ fn handovers(findings: &mut Findings) -> Result<(), AnyError> {
 fn torn(findings: &mut Findings) -> Result<(), AnyError> {
     let batches = 40;
     let [one, other] = devices();
-    // Every other slot lies on the other GPU, where copies take longest.
-    let spec = Spec { targets: vec![one, other], batches, rubbish: 50, slots: 4, ..pair(ArenaKind::Fd) };
+    // The one slot lies on the other GPU, where copies take longest.
+    let spec = Spec { targets: vec![one, other], batches, rubbish: 50, slots: 1, ..pair(ArenaKind::Fd) };
     let mut world = World::new("torn", spec)?;
-    world.start(Role::Target, 0, Job::Idle)?;
-    world.start(Role::Target, 1, Job::Tear)?;
+    world.start(Role::Target, 0, Job::Tear)?;
+    world.start(Role::Target, 1, Job::Idle)?;
     world.start(Role::Drafter, 0, Job::Drain)?;
     world.until("all batches", START, |world| world.queue.snapshot().batches.trained == batches)?;
     world.until("the end", START, |world| world.count("got") as u64 == batches)?;

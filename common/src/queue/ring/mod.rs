@@ -20,6 +20,7 @@ mod steps;
 mod tests;
 pub(crate) mod word;
 
+use crate::arena::Parts;
 use crate::ids::{BatchId, SlotIndex};
 use crate::sync::{AtomicU64, Ordering, fence};
 use layout::{Bucket, Control, Event, Participant, Slot, Tally};
@@ -146,6 +147,11 @@ impl<'a> Ring<'a> {
     pub(crate) fn word(&self, slot: SlotIndex) -> Word {
         // COMMIT: Acquire, paired with the Release of `Locked::commit`.
         Word::unpack(self.slots[slot.0 as usize].word.load(Ordering::Acquire))
+    }
+
+    /// The part of the arena that a slot lies in: one for each target, whose holder codes start with 1.
+    fn part_of(&self, slot: SlotIndex) -> u32 {
+        Parts::new(self.slots.len() as u32, self.rules.targets).place(slot).0
     }
 
     /// Whether the arena has memory for the slot: not while the part that it lies in is lost.

@@ -37,9 +37,7 @@ impl<'a, P: Peers> Locked<'a, P> {
         if let Some(blocked) = self.beyond_its_share() {
             return Asked::Blocked(blocked);
         }
-        let there = |slot: &SlotIndex| self.ring.has_memory(*slot);
-        let Some(slot) = self.ring.in_state(SlotState::Free).find(there).or_else(|| self.evict_above(batch, now))
-        else {
+        let Some(slot) = self.free_slot().or_else(|| self.evict_above(batch, now)) else {
             return Asked::Blocked(Blocked::NoFreeSlot);
         };
         let shared = &self.ring.slots[slot.0 as usize];
@@ -50,6 +48,13 @@ impl<'a, P: Peers> Locked<'a, P> {
         ledger.set(batch, BatchState::Claimed(self.me.code));
         self.note(Deed::Claim, hold, now);
         Asked::Got(hold)
+    }
+
+    /// A free slot that the arena has memory for: on GPUs this target's own part is the nearest.
+    fn free_slot(&self) -> Option<SlotIndex> {
+        let ring = &self.ring;
+        let free = || ring.in_state(SlotState::Free).filter(|slot| ring.has_memory(*slot));
+        free().find(|slot| ring.part_of(*slot) + 1 == u32::from(self.me.code)).or_else(|| free().next())
     }
 
     /// One target cannot fill every slot while another waits for one.

@@ -342,3 +342,13 @@ fn slots_whose_memory_is_lost_carry_nothing_and_go_to_nobody() {
     assert_eq!(claim().slot, SlotIndex(0));
     assert_eq!(memory.slots[0].arena_version.load(Ordering::Relaxed), 2);
 }
+
+#[test]
+fn a_target_fills_its_own_part_of_the_arena_first() {
+    let (world, memory) = (World::default(), Memory::new(4, 6, 1, false));
+    let claim = |code| got(memory.lock(code, &world).claim(0, 0)).slot.0;
+    assert_eq!([claim(2), claim(1), claim(2), claim(1)], [2, 0, 3, 1]);
+    let (world, memory) = (World::default(), Memory::new(4, 6, 1, false));
+    let claim = |code| got(memory.lock(code, &world).claim(0, 0)).slot.0;
+    assert_eq!([claim(2), claim(2), claim(2)], [2, 3, 0], "then any other");
+}
