@@ -217,7 +217,7 @@ impl Fleet {
         let Running { child, batches, log, .. } = self.children.swap_remove(index.expect("only running workers end"));
         let pid = child.pid().as_raw().unsigned_abs();
         let lost = self.arena.ended(worker, &self.queue).map_err(|source| FleetError::Reclaim { worker, source })?;
-        if let Some(lost) = lost {
+        if let Some(lost) = lost.filter(|lost| *lost > 0) {
             let which = format!("{lost} ready batches went with the GPU memory of {worker}");
             self.console.say(format!("tandem: {which}; they are computed again"));
         }

@@ -166,8 +166,9 @@ fn torn(findings: &mut Findings) -> Result<(), AnyError> {
 
 fn producers(findings: &mut Findings) -> Result<(), AnyError> {
     let ([one, other], kills) = (devices(), 200);
-    let targets = (0..12).map(|rank| if rank % 2 == 0 { one } else { other }).collect();
-    let spec = Spec { targets, drafters: vec![other, one], slots: 24, rubbish: 10, ..pair(ArenaKind::Fd) };
+    let targets = (0..16).map(|rank| if rank % 2 == 0 { one } else { other }).collect();
+    let drafters = vec![other, one];
+    let spec = Spec { targets, drafters, slots: 32, rubbish: 10, tokens: 512, ..pair(ArenaKind::Fd) };
     let mut world = World::new("producers", spec)?;
     world.start_all(Job::Fill, Job::Drain)?;
     let (mut done, mut drawn, mut progress) = (0, 1u64, (0, Instant::now()));
