@@ -42,11 +42,15 @@ def main(folder):
     text = json.dumps(header).encode()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
+    drawn = {}  # layers repeat each other: drawing them all takes longer than writing them
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, entry in header.items():
-            weight = torch.ones(entry["shape"]) if "norm" in name else torch.randn(entry["shape"], device=device) * 0.02
-            file.write(weight.bfloat16().view(torch.int16).cpu().numpy().tobytes())
+            key = (entry["shape"], "norm" in name)
+            if key not in drawn:
+                weight = torch.ones(key[0]) if key[1] else torch.randn(key[0], device=device) * 0.02
+                drawn[key] = weight.bfloat16().view(torch.int16).cpu().numpy()
+            file.write(drawn[key].data)
 
 
 main(Path(sys.argv[1]))

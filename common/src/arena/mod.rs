@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ArenaChoice, Device};
 use crate::ids::SlotIndex;
+use crate::queue::part_of;
 
 pub use broker::{Broker, BrokerError, Delivery, Worker};
 
@@ -90,8 +91,7 @@ impl Parts {
 
     /// The part that a slot lies in, and its place there.
     pub fn place(self, slot: SlotIndex) -> (u32, u32) {
-        let after = (u64::from(slot.0) + 1) * u64::from(self.parts);
-        let part = ((after - 1) / u64::from(self.slots)) as u32;
+        let part = part_of(slot.0, self.slots, self.parts);
         (part, slot.0 - self.slots_of(part).start)
     }
 }

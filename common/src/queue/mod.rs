@@ -41,6 +41,7 @@ pub use owner::{CreateError, QueueOwner, ReclaimError};
 use place::{Place, Shared};
 pub use producer::{Producer, WriteLease};
 pub use ring::Reclaimed;
+pub(crate) use ring::policy::part_of;
 pub use rows::{Rows, RowsError};
 pub use snapshot::{
     BatchCounts, BucketView, CheckView, Details, EventView, GateView, Histogram, LockView, ParticipantView, PhaseView,

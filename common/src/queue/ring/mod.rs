@@ -20,7 +20,6 @@ mod steps;
 mod tests;
 pub(crate) mod word;
 
-use crate::arena::Parts;
 use crate::ids::{BatchId, SlotIndex};
 use crate::sync::{AtomicU64, Ordering, fence};
 use layout::{Bucket, Control, Event, Participant, Slot, Tally};
@@ -151,7 +150,7 @@ impl<'a> Ring<'a> {
 
     /// The part of the arena that a slot lies in: one for each target, whose holder codes start with 1.
     fn part_of(&self, slot: SlotIndex) -> u32 {
-        Parts::new(self.slots.len() as u32, self.rules.targets).place(slot).0
+        policy::part_of(slot.0, self.slots.len() as u32, self.rules.targets)
     }
 
     /// Whether the arena has memory for the slot: not while the part that it lies in is lost.

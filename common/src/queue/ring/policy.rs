@@ -90,6 +90,11 @@ pub(super) fn available(ring: &Ring<'_>) -> u64 {
     ring.in_state(SlotState::Ready).filter(|slot| ring.batch(*slot) < limit).count() as u64
 }
 
+/// The part of an arena that a slot lies in: each of `parts` has an equal run of the `slots`, one more or less.
+pub(crate) fn part_of(slot: u32, slots: u32, parts: u32) -> u32 {
+    (((u64::from(slot) + 1) * u64::from(parts) - 1) / u64::from(slots)) as u32
+}
+
 /// The slots that one target may fill while another waits for one.
 pub(super) fn share(capacity: usize, targets: u32) -> usize {
     capacity.div_ceil(targets.max(1) as usize)
