@@ -118,9 +118,10 @@ fn what_cannot_be_written_is_said_once_and_left_out() {
 
 /// Skipped where `python3` has no tensorboard.
 #[test]
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn tensorboards_own_reader_finds_them() {
     if !Command::new("python3").args(["-c", "import tensorboard"]).output().is_ok_and(|done| done.status.success()) {
-        println!("skipped: python3 has no tensorboard");
+        eprintln!("skipped: python3 has no tensorboard");
         return;
     }
     let run = restarted();

@@ -3,6 +3,8 @@
 //! One request after the other, each with a deadline: a client that dawdles holds nobody up for long. It answers
 //! `GET /metrics`; which runs there are is looked up at each request.
 
+#[cfg(test)]
+mod dashboard;
 mod exposition;
 
 use std::io::{self, Read, Write};
