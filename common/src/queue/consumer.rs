@@ -9,6 +9,7 @@ use super::place::{Place, now};
 use super::ring::Hold;
 use super::ring::bell::Group;
 use super::rows::{Rows, RowsError};
+use super::snapshot::Profile;
 use super::timed::Timed;
 use crate::ids::{BatchId, Rank, SlotIndex, Step};
 use crate::sync::Ordering;
@@ -93,6 +94,17 @@ impl Consumer {
     pub fn side(&self) -> Consumer {
         self.place.times(Track::Side).start(now());
         Consumer { place: Arc::clone(&self.place), track: Track::Side }
+    }
+
+    /// Where this drafter's time went so far, over all its lives.
+    pub fn profile(&self) -> Profile {
+        self.place.profile()
+    }
+
+    /// READY batches, without the lock.
+    pub fn ready(&self) -> u64 {
+        let [_, _, ready, ..] = self.place.shared.ring().ledger.counts();
+        ready
     }
 
     /// Counts what the device spent in a phase, as its own clock says. For the main thread.

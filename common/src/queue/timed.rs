@@ -11,6 +11,7 @@ use super::activity::{Phase, Track};
 use super::header::Facts;
 use super::place::{Place, now};
 use super::ring::layout::{NUM_SPANS, NUM_TRACKS, Span, TrackRecord};
+use super::snapshot::{Profile, profile};
 use super::track::{Interrupted, Times};
 use crate::shm::Mapped;
 use crate::sync::Ordering;
@@ -55,6 +56,11 @@ pub(super) fn times<'a>(memory: &'a impl Mapped, facts: &Facts, code: u8, track:
 impl Place {
     pub(super) fn times(&self, track: Track) -> Times<'_> {
         times(&self.shared.segment, &self.shared.facts, self.holder.code, track)
+    }
+
+    /// Where its time went so far.
+    pub(super) fn profile(&self) -> Profile {
+        profile(&self.shared.segment, &self.shared.facts, (self.holder.code, true), now())
     }
 
     /// The phase before it is over. The main track's is also the participant's.

@@ -19,6 +19,7 @@ use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use super::step::Sums;
+use super::times::{Spent, Times};
 
 pub(crate) struct Log {
     metrics: Option<MetricsFile>,
@@ -30,6 +31,7 @@ pub(crate) struct Log {
     pub(crate) scored: f64,
     since: Instant,
     tokens_since: f64,
+    times: Times,
     /// The last step's, while its numbers are on their way.
     pending: Option<Report>,
 }
@@ -89,6 +91,8 @@ struct Line {
     grad_norm: f64,
     tokens: f64,
     tokens_per_s: f64,
+    #[serde(flatten)]
+    times: Spent,
 }
 
 impl Log {
@@ -112,6 +116,7 @@ impl Log {
             scored: from.map_or(0.0, |manifest| manifest.supervised_tokens as f64),
             since: Instant::now(),
             tokens_since: 0.0,
+            times: Times::default(),
             pending: None,
         })
     }
@@ -144,6 +149,7 @@ impl Log {
         self.tokens += report.tokens;
         self.tokens_since += report.tokens;
         self.scored += report.scored;
+        self.times.step();
         let gauges = [
             (Gauge::Loss, blocks.loss()),
             (Gauge::Accuracy, blocks.accuracy()),
@@ -172,6 +178,7 @@ impl Log {
             grad_norm: norm,
             tokens: self.tokens,
             tokens_per_s: self.tokens_since / self.since.elapsed().as_secs_f64().max(1e-9),
+            times: self.times.spent(consumer),
         };
         (self.since, self.tokens_since) = (Instant::now(), 0.0);
         Ok(metrics.write(&line)?)

@@ -9,6 +9,7 @@ mod regroup;
 mod schedule;
 mod share;
 mod step;
+mod times;
 
 use std::sync::Arc;
 

@@ -19,6 +19,7 @@ use crate::queue::ring::{Blocked, Ring};
 use crate::shm::{CREATOR_BYTE, Mapped, ReadOnly};
 use crate::sync::{Ordering, fence};
 pub use details::{CheckView, Details, EventView, SlotView};
+pub(super) use profile::profile;
 pub use profile::{PhaseView, Profile, SpanView, Spans};
 pub use view::{BatchCounts, BucketView, GateView, Histogram, LockView, ParticipantView, SlotCounts, Snapshot};
 
@@ -54,7 +55,7 @@ impl Snapshot {
         let now = now();
         for worker in &mut snapshot.participants {
             let code = facts.code(worker.role, worker.rank).expect("it has a record");
-            worker.profile = profile::profile(memory, facts, (code, worker.alive), now);
+            worker.profile = profile(memory, facts, (code, worker.alive), now);
         }
         snapshot.at_ns = now;
         snapshot

@@ -43,7 +43,8 @@ pub struct SpanView {
     pub about: u64,
 }
 
-pub(super) fn profile(memory: &impl Mapped, facts: &Facts, (code, alive): (u8, bool), now: u64) -> Profile {
+/// A participant's times as they are now; whether it is `alive` says whether its present phase goes on.
+pub(in crate::queue) fn profile(memory: &impl Mapped, facts: &Facts, (code, alive): (u8, bool), now: u64) -> Profile {
     let used = Track::ALL.iter().map(|track| (*track, times(memory, facts, code, *track)));
     used.filter(|(_, times)| times.is_used())
         .map(|(track, times)| (track, phases(times, alive && track != Track::Device, now)))
