@@ -23,8 +23,8 @@ pub struct Sample {
     pub elapsed_s: f64,
     /// Optimizer steps done.
     pub step: u64,
-    /// The last step's training loss.
-    pub loss: f64,
+    /// The last step's training loss; none if it is no number.
+    pub loss: Option<f64>,
     /// Slots by state.
     pub slots: SlotCounts,
     /// The gate.
@@ -128,7 +128,7 @@ impl Sampler {
             wall_s: since_1970.as_secs_f64(),
             elapsed_s: Duration::from_nanos(elapsed_ns).as_secs_f64(),
             step: gauge(Gauge::Step) as u64,
-            loss: gauge(Gauge::Loss),
+            loss: Some(gauge(Gauge::Loss)).filter(|loss| loss.is_finite()),
             slots: snapshot.slots,
             gate: GateSample { open: gate.open, ready: gate.ready, min_ready: gate.min_ready },
             buckets: snapshot.buckets.iter().map(|one| BucketSample { bound: one.bound, ready: one.ready }).collect(),

@@ -181,13 +181,12 @@ impl Figures<'_> {
     }
 
     fn want_of_cores(&self) -> String {
-        let words = |role: Role| {
-            let device = self.device(role).map(|busy| format!(", their devices worked {}", percent(busy)));
-            format!("{role}s stood ready without a core {} of the time{}", percent(self.starved(role)), {
-                device.unwrap_or_default()
-            })
-        };
-        format!("{}, {}", words(Role::Target), words(Role::Drafter))
+        let [targets, drafters] = [Role::Target, Role::Drafter].map(|role| percent(self.starved(role)));
+        let devices: Vec<String> = [Role::Target, Role::Drafter]
+            .into_iter()
+            .filter_map(|role| Some(format!(", the {role}s' devices worked {}", percent(self.device(role)?))))
+            .collect();
+        format!("without a core targets stood ready {targets} of the time, drafters {drafters}{}", devices.concat())
     }
 
     fn named(&self) -> BTreeMap<String, f64> {

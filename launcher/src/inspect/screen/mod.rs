@@ -111,6 +111,13 @@ fn block(title: &str) -> Block<'_> {
     Block::new().borders(Borders::TOP).title(title)
 }
 
+/// Rows that lines take when they are wrapped. Words are not split, so a line may take one row more than its letters.
+fn rows_of(lines: &[Line<'_>], width: u16) -> u16 {
+    let width = usize::from(width.max(1));
+    let rows = lines.iter().map(|line| line.width() / width + 1 + usize::from(line.width() > width)).sum::<usize>();
+    u16::try_from(rows).unwrap_or(u16::MAX)
+}
+
 fn dim(text: impl Into<String>) -> Paragraph<'static> {
     Paragraph::new(text.into()).style(Style::new().add_modifier(Modifier::DIM))
 }

@@ -8,7 +8,7 @@ use ratatui::style::Color;
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Wrap};
 
-use super::{View, WIDE, table};
+use super::{View, WIDE, rows_of, table};
 use crate::inspect::text;
 
 /// Characters of a bucket's bar.
@@ -17,9 +17,7 @@ const BAR: u16 = 12;
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let snapshot = &view.snapshot;
     let lines = summary(view);
-    let head = lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.max(1))).max(1)).sum::<usize>();
-    // Words are not split, so a line may take one row more than its letters.
-    let head = u16::try_from(head + 1).unwrap_or(u16::MAX);
+    let head = rows_of(&lines, area.width) + 1;
     let buckets = u16::try_from(snapshot.buckets.len()).unwrap_or(u16::MAX).saturating_add(3);
     let parts = [Constraint::Length(head), Constraint::Max(buckets), Constraint::Min(4)];
     let [head, middle, low] = Layout::vertical(parts).areas(area);

@@ -130,6 +130,11 @@ fn the_workers_page_has_the_verdict_and_a_bar_for_every_phase() {
         let verdict = common::telemetry::verdict::Verdict::on(&view.recent).unwrap().sentence;
         assert!(words(&screen).contains(&verdict), "{verdict} is not on\n{screen}");
     }
+    // The longest sentence there is.
+    let mut sample = Sampler::default().sample(&view.snapshot);
+    sample.workers.iter_mut().for_each(|worker| worker.runnable_ns = 1_000_000_000_000);
+    view.recent.add(&sample);
+    assert!(words(&screen(80, 24, &view)).contains("less beside the run would help"));
     let worker = view.snapshot.participants[0].clone();
     view.snapshot.participants.extend(std::iter::repeat_n(worker, 20));
     assert!(screen(80, 24, &view).contains("more workers"));

@@ -30,7 +30,7 @@ fn summary(view: &View) -> Vec<Line<'static>> {
     let gauge = |gauge| drafter.gauges.get(&gauge).copied().unwrap_or_default();
     vec![
         Line::raw(format!(
-            "step {}/{}  {:.0} tokens trained, {:.0} of them supervised",
+            "step {}/{}  {:.0} tokens trained, {:.0} block slots scored",
             gauge(Gauge::Step),
             gauge(Gauge::TotalSteps),
             gauge(Gauge::Tokens),

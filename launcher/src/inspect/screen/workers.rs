@@ -12,20 +12,20 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Wrap};
 
-use super::{View, block, dim};
+use super::{View, block, dim, rows_of};
 use crate::inspect::text;
 
-/// Rows of the verdict: what it takes at most on 80 columns.
-const VERDICT: u16 = 5;
 /// Rows that a worker needs: its name and its bar.
 const LEAST: usize = 2;
 /// Work's colours, in turn; waits are grey.
 const COLOURS: [Color; 6] = [Color::Green, Color::Cyan, Color::Blue, Color::Magenta, Color::Yellow, Color::Red];
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let [top, body] = Layout::vertical([Constraint::Length(VERDICT), Constraint::Min(1)]).areas(area);
     let sentence =
         Verdict::on(&view.recent).map_or("no batch was cared for in the last seconds".into(), |v| v.sentence);
+    let sentence = vec![Line::raw(sentence)];
+    let top = rows_of(&sentence, area.width) + 1;
+    let [top, body] = Layout::vertical([Constraint::Length(top), Constraint::Min(1)]).areas(area);
     frame.render_widget(Paragraph::new(sentence).wrap(Wrap { trim: true }).block(block("who limits the run ")), top);
     let (height, all) = (usize::from(body.height), &view.snapshot.participants);
     // A line is kept for what does not fit.
