@@ -106,6 +106,38 @@ fn a_run_ends_with_what_it_gained() {
 }
 
 #[test]
+fn every_run_leaves_a_page_and_events_and_none_depends_on_them() {
+    let train = r#"echo '{"step":2,"loss":1.25,"accuracy":0.5}' > $RUN/metrics.jsonl"#;
+    let stage = Stage::new("exit 0", &format!("{train}\n{SAVE}"));
+    let (code, _, stderr) = stage.finish("run", &[]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let page = fs::read_to_string(stage.run_dir().join("report.html")).unwrap();
+    for words in ["finished", "3.50", "loss: 1.25 throughout", "rows read", "max_steps = 2"] {
+        assert!(page.contains(words), "no '{words}' in {page}");
+    }
+    let events = fs::read_dir(stage.run_dir().join("tensorboard")).unwrap().next().unwrap().unwrap();
+    let bytes = fs::read(events.path()).unwrap();
+    for tag in ["train/loss", "evaluation/accepted_length"] {
+        assert!(bytes.windows(tag.len()).any(|window| window == tag.as_bytes()), "no {tag} in {events:?}");
+    }
+
+    let in_the_way = Stage::new("exit 0", &format!("mkdir $RUN/report.html\n{SAVE}"));
+    let (code, _, stderr) = in_the_way.finish("run", &["telemetry.tensorboard=false"]);
+    assert_eq!((code, stderr.contains("the run has no page")), (Some(0), true), "{stderr}");
+    assert!(!in_the_way.run_dir().join("tensorboard").exists());
+
+    let report = |run: &Path| {
+        let out = stage.0.path().join("page.html");
+        let mut tandem = Command::new(stage.0.path().join("tandem"));
+        text(&tandem.arg("report").arg(run).arg("--out").arg(&out).output().unwrap())
+    };
+    let (code, stdout, _) = report(&in_the_way.run_dir());
+    assert!(code == Some(0) && Path::new(stdout.trim()).is_file(), "{stdout}");
+    let (code, _, stderr) = report(Path::new("examples"));
+    assert!(code == Some(1) && last_lines(&stderr).0.contains("no run folder"), "{stderr}");
+}
+
+#[test]
 fn what_a_worker_refuses_is_the_last_word() {
     let words = r#"{"code": 1, "error": "norm.weight is missing", "hint": "mend it"}"#;
     let stage = Stage::new(&format!("echo '{words}' > $ERROR_FILE; exit 1"), "sleep 600");
@@ -121,6 +153,8 @@ fn a_worker_that_never_starts_is_named_with_its_signal() {
     let (code, _, stderr) = stage.finish("run", &["--startup-retries", "1"]);
     let (line, hint) = last_lines(&stderr);
     assert_eq!(code, Some(2), "{stderr}");
+    let page = fs::read_to_string(stage.run_dir().join("report.html")).unwrap();
+    assert!(page.contains("failed: target 0 was killed by SIGKILL"), "{page}");
     assert!(
         line.starts_with("tandem: target 0 was killed by SIGKILL") && line.contains("never ready in 2 tries"),
         "{line}"
