@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use common::run_plan::PLAN_FILE;
 use serde::de::DeserializeOwned;
 
 use crate::report::{FAILURE_FILE, RunFailure, SUMMARY_FILE, Summary};
@@ -31,6 +32,8 @@ pub(crate) struct History {
     pub(crate) folder: PathBuf,
     /// `config.toml`, as it stands there.
     pub(crate) config: Option<String>,
+    /// The id in `plan.json`.
+    plan_id: Option<String>,
     /// `summary.json`, of a run that ended well or was stopped.
     pub(crate) summary: Option<Summary>,
     /// `failure.json`, of a run that failed.
@@ -61,18 +64,19 @@ impl History {
         }
         let mut reader = Reader { folder, unread: Vec::new() };
         let config = reader.file(CONFIG_FILE, |path| fs::read_to_string(path));
+        let plan: Option<serde_json::Value> = reader.json(PLAN_FILE);
+        let plan_id = plan.and_then(|plan| Some(plan["run_id"].as_str()?.to_owned()));
         let (summary, failure) = (reader.json(SUMMARY_FILE), reader.json(FAILURE_FILE));
         let rows = reader.json(rows::ROWS_FILE);
         let steps = reader.file(common::telemetry::metrics::METRICS_FILE, Steps::read).unwrap_or_default();
         let samples = reader.file(common::telemetry::sample::SAMPLES_FILE, Samples::read);
         let unread = reader.unread;
-        Ok(History { folder: folder.to_owned(), config, summary, failure, rows, steps, samples, unread })
+        Ok(History { folder: folder.to_owned(), config, plan_id, summary, failure, rows, steps, samples, unread })
     }
 
     /// The run's id, where one is known.
     pub(crate) fn run_id(&self) -> Option<&str> {
-        let summary = self.summary.as_ref().map(|summary| summary.run_id.as_str());
-        summary.or_else(|| self.failure.as_ref().map(|failure| failure.run_id.as_str())).filter(|id| !id.is_empty())
+        self.plan_id.as_deref().or_else(|| self.summary.as_ref().map(|summary| summary.run_id.as_str()))
     }
 }
 

@@ -88,7 +88,7 @@ fn stages(history: &History) -> Markup {
         section {
             h2 { "Where the time went" }
             @match &history.samples {
-                Some(samples) => div class="grid" { (stages::breakdown(samples)) },
+                Some(samples) => div class="grid tables" { (stages::breakdown(samples)) },
                 None => p { "Nothing is known: there is no telemetry.jsonl (telemetry.sample_interval_s = 0 writes none)." },
             }
         }

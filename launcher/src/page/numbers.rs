@@ -19,6 +19,7 @@ pub(super) fn short(value: f64) -> String {
 pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
+        _ if seconds < 0.00995 => format!("{:.1} ms", seconds * 1e3),
         _ if seconds < 0.9995 => format!("{:.0} ms", seconds * 1e3),
         0..60 => format!("{seconds:.1} s"),
         60..3600 => format!("{} min {} s", whole / 60, whole % 60),
@@ -59,7 +60,10 @@ mod tests {
         let expected =
             ["0", "0.0013", "4.0e-4", "0.5495", "5.2", "266", "8470", "12.3k", "794.7k", "3.2M", "7.1G", "-5.5"];
         assert_eq!(numbers.map(short), expected);
-        assert_eq!([0.02, 4.21, 200.0, 7500.0].map(duration), ["20 ms", "4.2 s", "3 min 20 s", "2 h 5 min"]);
+        assert_eq!(
+            [0.00012, 0.02, 4.21, 200.0, 7500.0].map(duration),
+            ["0.1 ms", "20 ms", "4.2 s", "3 min 20 s", "2 h 5 min"]
+        );
         assert_eq!([7, 1234, 794_719].map(grouped), ["7", "1\u{202f}234", "794\u{202f}719"]);
     }
 }

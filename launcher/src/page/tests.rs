@@ -60,9 +60,12 @@ fn a_whole_run_is_told_in_curves_and_in_words() {
 
 #[test]
 fn a_run_cut_short_or_of_an_older_build_still_has_a_page() {
-    let bare = text(&[("config.toml", "[run]")]);
+    let bare = text(&[("config.toml", "[run]"), ("plan.json", r#"{"run_id":"cd-34","of":"another build"}"#)]);
     assert!(
-        bare.contains("cut short") && bare.contains("No step is written down") && bare.contains("no telemetry.jsonl")
+        bare.contains("Run cd-34")
+            && bare.contains("cut short")
+            && bare.contains("No step is written down")
+            && bare.contains("no telemetry.jsonl")
     );
     let torn = text(&[
         ("config.toml", "[run]"),

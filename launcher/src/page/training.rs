@@ -11,9 +11,9 @@ type Number = fn(&StepRecord) -> Option<f64>;
 /// Charts, and the curves in each.
 const CHARTS: [(&str, &[(&str, Number)]); 6] = [
     ("Loss", &[("loss", |step| step.loss)]),
-    ("Accuracy: share of predicted tokens that were right", &[("accuracy", |step| step.accuracy)]),
+    ("Accuracy of predicted tokens", &[("accuracy", |step| step.accuracy)]),
     (
-        "Accepted tokens, as training shows them",
+        "Accepted tokens, in training",
         &[("accepted length", |step| step.accepted_length), ("expected accepted", |step| step.expected_accepted)],
     ),
     ("Learning rate", &[("learning rate", |step| step.learning_rate)]),
