@@ -107,7 +107,7 @@ fn data(rows: &Rows) -> Markup {
                 (grouped(rows.supervised_tokens_lost)) " tokens to learn lost), " (grouped(dropped)) " dropped."
             }
             @if dropped > 0 {
-                div class="wide" { table {
+                div class="wide reasons" { table {
                     thead { tr { th { "dropped because" } th { "rows" } th { "first of them" } } }
                     tbody { @for reason in &rows.dropped {
                         tr {

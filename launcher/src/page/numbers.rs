@@ -15,10 +15,11 @@ pub(super) fn short(value: f64) -> String {
     }
 }
 
-/// `20 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`.
+/// `12.0 µs`, `20 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`.
 pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
+        _ if seconds < 0.000_995 => format!("{:.1} µs", seconds * 1e6),
         _ if seconds < 0.00995 => format!("{:.1} ms", seconds * 1e3),
         _ if seconds < 0.9995 => format!("{:.0} ms", seconds * 1e3),
         0..60 => format!("{seconds:.1} s"),
@@ -61,8 +62,8 @@ mod tests {
             ["0", "0.0013", "4.0e-4", "0.5495", "5.2", "266", "8470", "12.3k", "794.7k", "3.2M", "7.1G", "-5.5"];
         assert_eq!(numbers.map(short), expected);
         assert_eq!(
-            [0.00012, 0.02, 4.21, 200.0, 7500.0].map(duration),
-            ["0.1 ms", "20 ms", "4.2 s", "3 min 20 s", "2 h 5 min"]
+            [0.000_012, 0.0012, 0.02, 4.21, 200.0, 7500.0].map(duration),
+            ["12.0 µs", "1.2 ms", "20 ms", "4.2 s", "3 min 20 s", "2 h 5 min"]
         );
         assert_eq!([7, 1234, 794_719].map(grouped), ["7", "1\u{202f}234", "794\u{202f}719"]);
     }

@@ -55,7 +55,7 @@ fn one((role, rank): (Role, Rank), track: Track, phases: &BTreeMap<Phase, Spent>
 fn row(phase: Phase, spent: &Spent, total: f64) -> Markup {
     let each = match spent.count {
         0 => "goes on".into(),
-        count => format!("{:.2} ms", spent.ns as f64 / 1e6 / count as f64),
+        count => duration(spent.ns as f64 / 1e9 / count as f64),
     };
     html! {
         tr {
