@@ -118,7 +118,7 @@ pub struct BlockPlan {
     pub slot_counts: Vec<u64>,
     /// Where the anchors that were given stand among the N blocks.
     pub places: Vec<usize>,
-    /// The token of each context row, i64 [M]; None when they are the T tokens as they are.
+    /// The token of each context row, i64 `[M]`; None when they are the T tokens as they are.
     context_tokens: Option<Tensor>,
     context_rows: i64,
     attention: Vec<AttentionPlan>,
