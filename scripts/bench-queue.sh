@@ -22,6 +22,7 @@ for (name, unit), values in figures.items():
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds, load $(cut -d ' ' -f 1-3 /proc/loadavg)" >&2
     cargo bench -q -p common --bench queue
+    cargo bench -q -p common --bench profile
     timeout 120 "$target/rivals/release/rivals" ||
         { echo "bench-queue: a rival did not come to its end in 120 s: pollers starve on a busy machine" >&2; exit 1; }
     python3 common/benches/python_queues.py

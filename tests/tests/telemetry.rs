@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::telemetry::metrics::METRICS_FILE;
 use common::telemetry::sample::{SAMPLES_FILE, Sample};
 use common::telemetry::verdict::{Limit, Verdict};
 use nix::sys::signal::Signal;
@@ -110,6 +111,14 @@ fn all_of_every_workers_time_is_some_phases() {
     assert_eq!(covered.len(), 4);
     for (worker, (spent, elapsed)) in covered {
         assert!(spent >= elapsed * 0.98 && spent <= elapsed * 1.02, "{worker:?}: {spent} of {elapsed} seconds");
+    }
+    let metrics = std::fs::read_to_string(run.dir().join(METRICS_FILE)).unwrap();
+    let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 6);
+    for line in lines {
+        let waited = line["wait_share"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&waited) && line["queue_ready"].as_u64().unwrap() <= 8, "{line}");
+        assert!(line["stage_ms"]["backward"].as_f64().unwrap() > 0.0, "{line}");
     }
 }
 
