@@ -52,12 +52,15 @@ impl Samples {
     /// Reads the file; lines that were cut off are passed over.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// It cannot be read, or holds no line that this build knows.
     pub(crate) fn read(path: &Path) -> io::Result<Samples> {
         let mut samples = Samples::default();
         for line in BufReader::new(File::open(path)?).split(b'\n') {
             let sample = line.map(|line| serde_json::from_slice(&line).ok())?;
             sample.iter().for_each(|sample| samples.add(sample));
+        }
+        if samples.depth.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no whole line of this build's form"));
         }
         Ok(samples)
     }

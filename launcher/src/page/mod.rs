@@ -89,7 +89,7 @@ fn stages(history: &History) -> Markup {
             h2 { "Where the time went" }
             @match &history.samples {
                 Some(samples) => div class="grid tables" { (stages::breakdown(samples)) },
-                None => p { "Nothing is known: there is no telemetry.jsonl (telemetry.sample_interval_s = 0 writes none)." },
+                None => p { "Nothing is known: there is no telemetry.jsonl to read (telemetry.sample_interval_s = 0 writes none)." },
             }
         }
     }

@@ -16,7 +16,7 @@ pub(super) fn section(history: &History) -> Markup {
             h2 { "Queue" }
             @match &history.samples {
                 Some(samples) => div class="grid" { @if let Some(depth) = depth(samples) { (depth) } (restarts(samples)) },
-                None => p { "Its depth is not known: there is no telemetry.jsonl." },
+                None => p { "Its depth is not known: there is no telemetry.jsonl to read." },
             }
         }
     }

@@ -73,7 +73,10 @@ fn a_run_cut_short_or_of_an_older_build_still_has_a_page() {
         ("telemetry.jsonl", "{\"at_ns\":"),
         ("summary.json", "{\"run_id\":"),
     ]);
-    assert!(torn.contains("5.2") && torn.contains("summary.json: EOF"), "{torn}");
+    assert!(
+        torn.contains("5.2") && torn.contains("summary.json: EOF") && torn.contains("telemetry.jsonl: no whole line"),
+        "{torn}"
+    );
     let failed = r#"{"run_id":"r","exit_code":2,"reason":"3 restarts in 600 s","restarts":3,"cause":{"worker":"drafter 1",
         "ending":"was killed by SIGKILL","exit_code":null,"signal":"SIGKILL","uptime_s":1.5,"doing":"backward",
         "error":null,"hint":"see the log","tail":["the last line"],"log":"logs/d.log"},"others":[]}"#;
