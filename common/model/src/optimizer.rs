@@ -59,7 +59,7 @@ impl AdamW {
     }
 
     /// Takes one step with the gradient divided by `denominator`, then forgets the gradient. Where the norm is infinite or
-    /// not a number, weights and state stay as they are. The host does not wait for a GPU.
+    /// not a number, weights and moments stay as they are. The host does not wait for a GPU.
     pub fn update(&mut self, parameters: &mut Parameters, denominator: f64, rate: f64) -> GradientNorm {
         let norm = parameters.gradient().norm();
         let taken = self.step + 1;
