@@ -167,6 +167,8 @@ impl Fetcher {
     fn fetch(&mut self, want: Want) -> Fetched {
         self.consumer.phase(Phase::Await);
         let mut buffer = self.free_buffer().ok_or(ReceiveError::Wait(WaitError::Shutdown))?;
+        self.consumer.phase(Phase::Device);
+        buffer.await_free()?;
         loop {
             let lease = match want {
                 Want::This(id) => self.consumer.pop_batch(id, &self.patience),

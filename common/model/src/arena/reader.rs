@@ -11,7 +11,7 @@ use tch::{Device, Tensor};
 
 use super::copies::{Copies, address};
 use super::{Arena, ArenaError, checksum};
-use crate::cuda::{Doing, Gpu};
+use crate::cuda::{CudaError, Doing, Gpu};
 
 /// Reads slots.
 pub struct SlotReader {
@@ -27,6 +27,21 @@ pub struct Buffer {
     tensor: Option<Tensor>,
     /// Everything that was enqueued to read it.
     free: Option<CudaEvent>,
+}
+
+impl Buffer {
+    /// Waits until the step that read it is done on the device. Do it before taking a slot: nobody else can use that
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn await_free(&mut self) -> Result<(), ArenaError> {
+        Ok(await_event(self.free.take().as_ref())?)
+    }
+}
+
+fn await_event(event: Option<&CudaEvent>) -> Result<(), CudaError> {
+    event.map_or(Ok(()), |event| event.synchronize().doing("waiting for the step that reads the buffer"))
 }
 
 /// A payload in the reader's memory: its tensor [T, K*H], and the buffer it lies in.
@@ -89,9 +104,7 @@ impl SlotReader {
         let read = match (&self.arena, &self.copies, buffer) {
             (Arena::Gpu(arena), Some(copies), Buffer { tensor: Some(tensor), free }) => {
                 let place = arena.place(lease.slot(), lease.arena_version(), patience)?;
-                if let Some(free) = &free {
-                    free.synchronize().doing("waiting for the step that reads the buffer")?;
-                }
+                await_event(free.as_ref())?;
                 let bytes = tokens.min(arena.layout().shape.tokens) * arena.layout().shape.row_bytes();
                 // SAFETY: slot and buffer are at least `bytes` long and stay until the copy is done, below; the buffer's
                 // last readers are done, and the slot is ours by its lease.
