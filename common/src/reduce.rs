@@ -1,4 +1,4 @@
-//! Summing gradients over drafter processes through shared memory: on machines without GPUs the drafters' all-reduce.
+//! Sums over drafter processes through shared memory: where they meet, and without a GPU for each their all-reduce.
 //!
 //! Every rank adds the ranks' values in rank order, so all get the same bits, in every run. Values go through the
 //! segment in chunks; each rank has two buffers that take turns, so a chunk costs one meeting of all ranks and nobody

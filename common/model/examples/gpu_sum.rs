@@ -91,7 +91,7 @@ fn outlives_a_rank(sum: &DeviceSum, device: Device, patience: &Patience, end: Ar
         end.store(true, Ordering::Relaxed);
     });
     let _ = sum.sum(&[&values], patience);
-    assert!(sum.finish().is_err(), "a sum that never came is no success");
+    assert!(sum.finish(patience).is_err(), "a sum that never came is no success");
     thread.join().unwrap();
     assert!(sum.sum(&[&values], patience).is_err(), "a sum after the end fails");
     let seconds = start.elapsed().as_secs_f64();

@@ -4,17 +4,26 @@
 //! where the launcher ends the sum when one of them is gone. Tensors go the same way on CPUs. Where each drafter has a
 //! GPU of its own they are summed by NCCL, queued behind the backward pass like any other op: the host does not wait.
 
+use std::time::Duration;
+
 use common::config::Config;
 use common::ids::{Rank, Role};
 use common::reduce::{Sum, SumError};
 use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
-use common::wait::Patience;
+use common::wait::{Patience, WaitError};
 use model::drafter::Parameters;
 use model::sum::{DeviceSum, UniqueId, unique_id};
 use tch::{Device, Kind, Tensor};
 
 use super::step::Sums;
+
+/// How long a failed sum of GPUs waits for word that a rank is gone.
+const HEARSAY: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(10);
+/// The launcher's word for it.
+const GONE: SumError = SumError::Wait(WaitError::Aborted);
 
 /// Why sums over drafters did not come.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +77,7 @@ impl Exchange {
                 let id = share_id(&mut meeting, rank, &patience)?;
                 let ended = meeting.ended();
                 let sum = DeviceSum::join(&id, (rank, ranks), gpu, &patience, move || ended.is_set());
-                Tensors::Device(or_meeting(sum, &mut meeting, &patience)?)
+                Tensors::Device(or_gone(sum, &meeting)?)
             }
             None => Tensors::Host(vec![0.0; plan.draft.parameter_count() as usize]),
         };
@@ -94,22 +103,32 @@ impl Exchange {
                 let mut decisive = sums.decisive();
                 meeting.sum(&mut [], &mut decisive, &self.patience)?;
                 let queued = device.sum(&[parameters.gradient(), &sums.blocks], &self.patience);
-                or_meeting(queued, meeting, &self.patience)?;
+                or_gone(queued, meeting)?;
                 Ok(Sums::of(&decisive, sums.blocks))
             }
         }
     }
 
-    /// Returns when every rank has come here, with all its sums done.
+    /// Returns when every rank has come here, and this one's sums are done.
     ///
     /// # Errors
     /// As [`Exchange::sum`].
     pub(crate) fn meet(&mut self) -> Result<(), ExchangeError> {
         let Some(Ranks { meeting, tensors }) = &mut self.ranks else { return Ok(()) };
-        if let Tensors::Device(device) = tensors {
-            or_meeting(device.finish(), meeting, &self.patience)?;
+        meeting.sum(&mut [], &mut [], &self.patience)?;
+        match tensors {
+            Tensors::Host(_) => Ok(()),
+            Tensors::Device(device) => or_gone(device.finish(&self.patience), meeting),
         }
-        Ok(meeting.sum(&mut [], &mut [], &self.patience)?)
+    }
+
+    /// Whether all ranks are there as far as is known: what a GPU's sum left when one was gone is worth nothing.
+    ///
+    /// # Errors
+    /// As [`Exchange::sum`].
+    pub(crate) fn whole(&self) -> Result<(), ExchangeError> {
+        let ended = self.ranks.as_ref().is_some_and(|ranks| ranks.meeting.ended().is_set());
+        if ended { Err(GONE.into()) } else { Ok(()) }
     }
 }
 
@@ -132,15 +151,10 @@ fn share_id(meeting: &mut Sum, rank: Rank, patience: &Patience) -> Result<Unique
     Ok(bytes.map(|byte| byte as u8))
 }
 
-/// A GPU's sum that failed because a rank is gone fails with the launcher's word for it: whoever meets now hears that.
-fn or_meeting<T>(
-    done: Result<T, model::sum::SumError>,
-    meeting: &mut Sum,
-    patience: &Patience,
-) -> Result<T, ExchangeError> {
+/// NCCL may hear of a rank's death before the launcher has said so: a sum that failed waits a little for its word.
+fn or_gone<T>(done: Result<T, model::sum::SumError>, meeting: &Sum) -> Result<T, ExchangeError> {
     let Err(error) = done else { return Ok(done?) };
-    if matches!(error, model::sum::SumError::Aborted) {
-        meeting.sum(&mut [], &mut [], patience)?;
-    }
-    Err(error.into())
+    let (patience, ended) = (Patience { timeout: HEARSAY, shutdown: Shutdown::never() }, meeting.ended());
+    let gone = patience.poll(|| "the launcher's word".to_owned(), LOOK, || ended.is_set().then_some(()));
+    Err(if gone.is_ok() { GONE.into() } else { error.into() })
 }

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
     let job = Job::load(args, (&config, &plan, &patience), (queue, reader))?;
     let mut start = Start { checkpoint: args.checkpoint.clone(), end };
     loop {
-        match Trainer::new(&job, consumer, &start)?.train() {
+        match Trainer::new(&job, consumer, &start).and_then(|mut trainer| trainer.train()) {
             Err(error) if Regroup::is_due(&error) => {}
             ended => return ended,
         }
@@ -106,11 +106,12 @@ struct Trainer<'a> {
     job: &'a Job<'a>,
     /// Ends also when this drafter is to leave.
     patience: Patience,
+    /// Before the receiver: its end frees a GPU's queue that waits for a rank, and with it the thread that fetches.
+    exchange: Exchange,
     receiver: Receiver,
     drafter: Drafter,
     optimizer: AdamW,
     schedule: Schedule,
-    exchange: Exchange,
     log: Log,
     /// Completed steps.
     step: Step,
@@ -209,7 +210,9 @@ impl<'a> Trainer<'a> {
             .then(|| self.optimizer.update(self.drafter.parameters_mut(), sums.denominator, rate));
         consumer.trained(&ids, next)?;
         self.step = next;
-        self.log.step(Report::new(next, &sums, rate, norm.as_ref()), &consumer)?;
+        let reported = self.log.step(Report::new(next, &sums, rate, norm.as_ref()), &consumer);
+        self.exchange.whole()?;
+        reported?;
         Ok(Some(sums))
     }
 

@@ -75,7 +75,7 @@ pub struct DeviceSum {
 
 struct Communicator {
     nccl: Nccl,
-    device: usize,
+    context: Arc<CudaContext>,
     /// Null once aborted.
     handle: Mutex<Handle>,
 }
@@ -102,10 +102,11 @@ impl DeviceSum {
     ) -> Result<DeviceSum, SumError> {
         let nccl = Nccl::load()?;
         // NCCL takes the GPU that is current on the calling thread.
-        let bind = || CudaContext::new(device)?.bind_to_thread();
-        bind().map_err(|error| SumError::Gpu(device, error))?;
+        let failed = |error| SumError::Gpu(device, error);
+        let context = CudaContext::new(device).map_err(failed)?;
+        context.bind_to_thread().map_err(failed)?;
         let handle = Mutex::new(Handle(nccl.init(id, rank.0, ranks)?));
-        let communicator = Arc::new(Communicator { nccl, device, handle });
+        let communicator = Arc::new(Communicator { nccl, context, handle });
         watch(&communicator, ended);
         let what = || format!("the {ranks} drafters' GPUs to meet (this is rank {rank})");
         patience.poll(what, PAUSE, || communicator.settled().transpose())??;
@@ -129,10 +130,16 @@ impl DeviceSum {
     /// Waits until the GPU has done all that was queued; tells whether the sums among it came.
     ///
     /// # Errors
-    /// [`SumError::Aborted`], [`SumError::Nccl`].
-    pub fn finish(&self) -> Result<(), SumError> {
-        tch::Cuda::synchronize(self.communicator.device as i64);
-        self.communicator.settled().map(drop)
+    /// [`SumError`].
+    pub fn finish(&self, patience: &Patience) -> Result<(), SumError> {
+        let communicator = &self.communicator;
+        let failed = |error| SumError::Gpu(communicator.context.ordinal(), error);
+        let done = communicator.context.default_stream().record_event(None).map_err(failed)?;
+        let what = || "the GPU to finish what was queued behind a sum of gradients".to_owned();
+        patience
+            .poll(what, PAUSE, || done.try_is_complete().map(|done| done.then_some(())).transpose())?
+            .map_err(failed)?;
+        communicator.settled().map(drop)
     }
 }
 
