@@ -12,10 +12,11 @@ use crate::worker::ServeError;
 /// Filled slots that wait for the publisher; with the one in its hands and the one being filled, three are in flight.
 const WAITING: usize = 1;
 
-/// A slot that has been given all its taps, and what goes with it.
+/// A slot that has been given all its taps, and what goes with it. Dropped, it gives the slot back only once nothing is
+/// copied there any more: fields are dropped in this order.
 pub(crate) struct Filled {
-    pub(crate) lease: WriteLease,
     pub(crate) written: Written,
+    pub(crate) lease: WriteLease,
     pub(crate) bucket: u32,
     pub(crate) rows: Rows,
 }
@@ -23,6 +24,7 @@ pub(crate) struct Filled {
 impl Filled {
     /// Waits until every byte has arrived, and only then publishes.
     pub(crate) fn publish(self, producer: &Producer) -> Result<(), ServeError> {
+        // The last one named is the first one dropped.
         let Filled { mut lease, written, bucket, rows } = self;
         producer.about(lease.batch_id().0);
         producer.phase(Phase::Capture);

@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "copies into slots that the queue says are ours")]
 
+use std::mem;
+
 use common::ids::SlotIndex;
 use common::queue::WriteLease;
 use common::wait::Patience;
@@ -11,7 +13,7 @@ use tch::Tensor;
 use super::copies::{Columns, Copies, address};
 use super::gpu::SlotPlace;
 use super::{Arena, ArenaError, SlotShape, checksum};
-use crate::cuda::Doing;
+use crate::cuda::{CudaError, Doing};
 
 /// Writes slots.
 pub struct SlotWriter {
@@ -20,7 +22,8 @@ pub struct SlotWriter {
     verify: bool,
 }
 
-/// A slot being filled. Its taps come in any order, each once.
+/// A slot being filled. Its taps come in any order, each once. Dropped before [`Filling::finish`], it waits for the copies
+/// that are under way: drop it before the lease, whose slot another process may write next.
 pub struct Filling<'a> {
     writer: &'a SlotWriter,
     slot: SlotIndex,
@@ -30,7 +33,8 @@ pub struct Filling<'a> {
     failed: Option<ArenaError>,
 }
 
-/// A slot that has been given all its taps; they may still be on their way.
+/// A slot that has been given all its taps; they may still be on their way. Dropped without [`Written::wait`], it waits
+/// too: drop it before the lease.
 pub struct Written {
     /// All copies into the slot; none where copies are done when they return.
     done: Option<CudaEvent>,
@@ -111,12 +115,21 @@ impl Filling<'_> {
     ///
     /// # Errors
     /// What went wrong with any of them.
-    pub fn finish(self) -> Result<Written, ArenaError> {
-        if let Some(error) = self.failed {
+    pub fn finish(mut self) -> Result<Written, ArenaError> {
+        if let Some(error) = self.failed.take() {
             return Err(error);
         }
         let done = self.writer.copies.as_ref().map(Copies::mark).transpose()?;
-        Ok(Written { done, _kept: (self.kept, self.place), sum: self.sum })
+        let kept = (mem::take(&mut self.kept), self.place.take());
+        Ok(Written { done, _kept: kept, sum: self.sum.take() })
+    }
+}
+
+impl Drop for Filling<'_> {
+    fn drop(&mut self) {
+        if let Some(copies) = self.writer.copies.as_ref().filter(|_| !self.kept.is_empty()) {
+            say(copies.finish());
+        }
     }
 }
 
@@ -125,17 +138,36 @@ impl Written {
     ///
     /// # Errors
     /// The GPU failed.
-    pub fn wait(self) -> Result<Option<u64>, ArenaError> {
-        if let Some(done) = &self.done {
-            done.synchronize().doing("waiting for a slot's hidden states")?;
-        }
+    pub fn wait(mut self) -> Result<Option<u64>, ArenaError> {
+        self.arrive()?;
         Ok(self.checksum())
+    }
+
+    /// Whether the host may have to wait for it.
+    pub fn is_on_its_way(&self) -> bool {
+        self.done.is_some()
+    }
+
+    fn arrive(&mut self) -> Result<(), CudaError> {
+        let arrived = self.done.take().map_or(Ok(()), |done| done.synchronize());
+        arrived.doing("waiting for a slot's hidden states")
     }
 
     /// The checksum of what was written, if there is one; without waiting for the copies.
     pub fn checksum(&self) -> Option<u64> {
         self.sum.as_ref().map(checksum::payload_sum)
     }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        say(self.arrive());
+    }
+}
+
+/// Of a wait on the way out, where another error is told already: a GPU that fails writes nothing any more.
+fn say(waited: Result<(), CudaError>) {
+    waited.unwrap_or_else(|error| tracing::warn!("{error}"));
 }
 
 fn check(shape: &SlotShape, tap: usize, hidden: &Tensor) -> Result<(), ArenaError> {
