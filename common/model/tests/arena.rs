@@ -102,7 +102,7 @@ fn what_is_read_is_bit_for_bit_what_was_captured_whatever_the_length() {
         let id = lease.batch_id();
         assert_eq!(id.0, batch as u64);
         assert_eq!(lease.checksum().unwrap().0, Rank(0));
-        let read = reader.read(&lease, tokens as usize, reader.buffer(), &patience()).unwrap();
+        let read = reader.read(&lease, tokens as usize, reader.buffer().unwrap(), &patience()).unwrap();
         assert!(read.taps.equal(&Tensor::cat(&taps(id, i64::from(tokens)), 1)));
         lease.release().unwrap();
         consumer.trained(&[id], Step(1)).unwrap();
@@ -118,7 +118,7 @@ fn an_overwritten_payload_is_named_with_slot_batch_and_ranks() {
     world.host().write_tap(slot, 1, &Tensor::ones([2, 8], (Kind::BFloat16, Device::Cpu)));
     let consumer = world.queue.consumer(Rank(0)).unwrap();
     let lease = consumer.pop(&patience()).unwrap().unwrap();
-    let error = reader.read(&lease, 9, reader.buffer(), &patience()).err().unwrap();
+    let error = reader.read(&lease, 9, reader.buffer().unwrap(), &patience()).err().unwrap();
     let text = error.to_string();
     assert!(
         matches!(error, ArenaError::Checksum { batch: BatchId(0), writer: Rank(0), reader: Rank(0), .. }),

@@ -137,7 +137,7 @@ impl<'a> Trainer<'a> {
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let patience = Patience { timeout: job.patience.timeout, shutdown: start.end.clone() };
         let (share, first) = (Share::new(config, plan, rank), Step(step.0 + 1));
-        let receiver = Receiver::start(consumer, Arc::clone(&job.reader), share, first, &patience);
+        let receiver = Receiver::start(consumer, Arc::clone(&job.reader), share, first, &patience)?;
         Ok(Trainer {
             job,
             patience,

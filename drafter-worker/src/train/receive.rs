@@ -63,22 +63,27 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// Starts fetching what this rank takes, from `first` on.
+    ///
+    /// # Errors
+    /// The GPU failed.
     pub(crate) fn start(
         consumer: Consumer,
         reader: Arc<SlotReader>,
         share: Share,
         first: Step,
         patience: &Patience,
-    ) -> Receiver {
+    ) -> Result<Receiver, ArenaError> {
         let stop = Shutdown::never();
         let (sender, fetched) = sync_channel(BUFFERS);
         let (buffers, free) = channel();
-        (0..BUFFERS).for_each(|_| drop(buffers.send(reader.buffer())));
+        for _ in 0..BUFFERS {
+            drop(buffers.send(reader.buffer()?));
+        }
         let patience = Patience { timeout: patience.timeout, shutdown: stop.clone() };
         let (side, shared) = (consumer.side(), Arc::clone(&reader));
         let fetcher = Fetcher { consumer: side, reader: shared, free, spare: None, sender, patience };
         let thread = Some(thread::spawn(move || fetcher.run(share, first)));
-        Receiver { consumer, reader, share, fetched, buffers, stop, thread, left: None }
+        Ok(Receiver { consumer, reader, share, fetched, buffers, stop, thread, left: None })
     }
 
     /// This rank's next batch of `step`; none when it has all of them.
@@ -100,7 +105,7 @@ impl Receiver {
         }
     }
 
-    fn await_batch(&self, patience: &Patience) -> Fetched {
+    fn await_batch(&mut self, patience: &Patience) -> Fetched {
         if let Ok(fetched) = self.fetched.try_recv() {
             return fetched;
         }
@@ -112,8 +117,7 @@ impl Receiver {
             match self.fetched.recv_timeout(LOOK) {
                 Ok(fetched) => return fetched,
                 Err(RecvTimeoutError::Timeout) => {}
-                // The thread has ended before, and said why then.
-                Err(RecvTimeoutError::Disconnected) => return Err(ReceiveError::Wait(WaitError::Aborted)),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone(self.thread.take())),
             }
         }
     }
@@ -137,6 +141,15 @@ impl Drop for Receiver {
         // What was fetched goes, so that the thread finds room and ends.
         self.fetched.try_iter().for_each(drop);
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// What a thread that hands nothing over any more is to its trainer: it has ended before, and said why then. A panic of
+/// it goes on here.
+fn gone(thread: Option<JoinHandle<()>>) -> ReceiveError {
+    match thread.map(JoinHandle::join) {
+        Some(Err(panic)) => std::panic::resume_unwind(panic),
+        _ => ReceiveError::Wait(WaitError::Aborted),
     }
 }
 
@@ -206,5 +219,22 @@ impl Fetcher {
                 Err(_) => return None,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a bug while fetching")]
+    fn a_panic_of_the_thread_is_the_trainers() {
+        let _ = gone(Some(thread::spawn(|| panic!("a bug while fetching"))));
+    }
+
+    #[test]
+    fn a_thread_that_ended_before_has_said_why() {
+        assert!(matches!(gone(Some(thread::spawn(|| ()))), ReceiveError::Wait(WaitError::Aborted)));
+        assert!(matches!(gone(None), ReceiveError::Wait(WaitError::Aborted)));
     }
 }

@@ -229,7 +229,7 @@ impl Worker<'_> {
         let path = parts.preflight(self.spec.targets.len() as u32 + self.rank.0)?.swap_remove(0);
         let reader = SlotReader::new(arena, self.device, self.rank)?;
         let lease = consumer.pop(&self.patience)?.ok_or("nothing to pop")?;
-        let mut buffer = reader.buffer();
+        let mut buffer = reader.buffer()?;
         let mut seconds = Vec::new();
         for _ in 0..50 {
             let started = Instant::now();
@@ -245,7 +245,7 @@ impl Worker<'_> {
         consumer.phase(Phase::Loading);
         let reader = SlotReader::new(self.arena()?, self.device, self.rank)?;
         consumer.phase(Phase::Copy);
-        let mut buffer = reader.buffer();
+        let mut buffer = reader.buffer()?;
         while let Some(lease) = consumer.pop(&self.patience)? {
             let batch = lease.batch_id();
             let rows = lease.rows()?;
@@ -253,7 +253,7 @@ impl Worker<'_> {
                 Ok(read) => buffer = read.into_buffer(reader.gpu())?,
                 Err(error @ ArenaError::Checksum { .. }) => {
                     say(&format!("bad {} {error}", batch.0))?;
-                    buffer = reader.buffer();
+                    buffer = reader.buffer()?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -272,7 +272,7 @@ impl Worker<'_> {
         let reader = SlotReader::new(self.arena()?, self.device, self.rank)?;
         let Some(lease) = consumer.pop(&self.patience)? else { return Ok(()) };
         let tokens = lease.rows()?.num_tokens();
-        let _read = reader.read(&lease, tokens, reader.buffer(), &self.patience)?;
+        let _read = reader.read(&lease, tokens, reader.buffer()?, &self.patience)?;
         say(&format!("held {}", lease.batch_id().0))?;
         thread::sleep(Duration::from_secs(120));
         Ok(())

@@ -25,7 +25,7 @@ pub struct SlotReader {
 pub struct Buffer {
     /// [tokens, K*H]; none where each read makes its own.
     tensor: Option<Tensor>,
-    /// Everything that was enqueued to read it.
+    /// Everything that was enqueued to use its memory.
     free: Option<CudaEvent>,
 }
 
@@ -41,7 +41,13 @@ impl Buffer {
 }
 
 fn await_event(event: Option<&CudaEvent>) -> Result<(), CudaError> {
-    event.map_or(Ok(()), |event| event.synchronize().doing("waiting for the step that reads the buffer"))
+    event.map_or(Ok(()), |event| event.synchronize().doing("waiting for what uses the buffer"))
+}
+
+/// Everything that libtorch was given so far, as an event whose waiter sleeps.
+fn mark_uses(gpu: &Gpu) -> Result<CudaEvent, CudaError> {
+    let sleeping = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+    gpu.context().default_stream().record_event(sleeping).doing("marking the end of a buffer's uses")
 }
 
 /// A payload in the reader's memory: its tensor [T, K*H], and the buffer it lies in.
@@ -78,16 +84,16 @@ impl SlotReader {
     }
 
     /// A buffer that any slot fits into.
-    pub fn buffer(&self) -> Buffer {
-        let tensor = match &self.arena {
-            Arena::Host(_) => None,
-            Arena::Gpu(arena) => {
-                let shape = arena.layout().shape;
-                let size = [shape.tokens as i64, (shape.taps * shape.hidden) as i64];
-                Some(Tensor::empty(size, (shape.kind(), self.device)))
-            }
-        };
-        Buffer { tensor, free: None }
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn buffer(&self) -> Result<Buffer, ArenaError> {
+        let Arena::Gpu(arena) = &self.arena else { return Ok(Buffer { tensor: None, free: None }) };
+        let shape = arena.layout().shape;
+        let size = [shape.tokens as i64, (shape.taps * shape.hidden) as i64];
+        let tensor = Tensor::empty(size, (shape.kind(), self.device));
+        // libtorch hands memory out again as soon as its last use is enqueued; copies run on another stream.
+        Ok(Buffer { tensor: Some(tensor), free: Some(mark_uses(arena.gpu())?) })
     }
 
     /// Copies the slot's first `tokens` rows; returns when they have arrived, so that the slot may be released.
@@ -140,9 +146,7 @@ impl Read {
         let Read { taps, mut buffer } = self;
         drop(taps);
         if let Some(gpu) = gpu {
-            let sleeping = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-            let used = gpu.context().default_stream().record_event(sleeping);
-            buffer.free = Some(used.doing("marking the end of a step's reads")?);
+            buffer.free = Some(mark_uses(gpu)?);
         }
         Ok(buffer)
     }
