@@ -97,7 +97,7 @@ impl Worker {
         let store = plan.token_store.as_deref().ok_or("plan.json names no token store")?;
         let store = TokenStore::reopen(store).your_input(STORE_HINT)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
-        let writer = SlotWriter::new(arena, config.run.verify_payload)?;
+        let writer = SlotWriter::new(arena, config.run.verify_payload).map_err(ArenaError::blamed)?;
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
         Ok(Worker { backbone, taps, store, batches, writer })
     }

@@ -149,3 +149,13 @@ fn taps_that_do_not_fit_and_segments_that_are_cut_are_refused() {
     let short = HostArena::attach(&arena_name(&world.run_id), SHAPE, SLOTS + 1);
     assert!(matches!(short, Err(ArenaError::Length { .. })));
 }
+
+#[test]
+fn a_checksum_that_cannot_be_is_refused_with_what_helps() {
+    let world = World::new("odd");
+    let odd = SlotShape { hidden: 6, ..SHAPE };
+    let arena = || Arena::Host(HostArena::attach(&arena_name(&world.run_id), odd, SLOTS).unwrap());
+    assert!(SlotWriter::new(arena(), false).is_ok());
+    let error = SlotWriter::new(arena(), true).err().unwrap();
+    assert!(error.to_string().contains("12 bytes") && error.hint().unwrap().contains("run.verify_payload"), "{error}");
+}

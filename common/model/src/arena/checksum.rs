@@ -13,7 +13,7 @@ const WORD: usize = 8;
 
 impl SlotShape {
     /// Whether a tap's row is made of whole words.
-    pub fn has_checksum(&self) -> bool {
+    pub(super) fn has_checksum(&self) -> bool {
         self.tap_bytes().is_multiple_of(WORD)
     }
 }

@@ -2,13 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use common::arena::{ArenaKind, ArenaReply, ArenaRequest, Memory, Part};
 use common::ids::SlotIndex;
 use common::wait::Patience;
 
-use super::link::{self, Link};
+use super::link::{Inbox, Link, LinkError};
 use super::{ArenaError, GpuLayout};
 use crate::cuda::memory::{self, Mapping};
 use crate::cuda::{CudaError, Gpu, GpuId, Refusal};
@@ -17,7 +16,7 @@ use crate::cuda::{CudaError, Gpu, GpuId, Refusal};
 pub struct GpuArena {
     gpu: Gpu,
     layout: GpuLayout,
-    link: Mutex<Box<dyn Link>>,
+    inbox: Mutex<Inbox>,
     parts: Mutex<Vec<Option<Arc<MappedPart>>>>,
 }
 
@@ -53,12 +52,12 @@ impl GpuArena {
         patience: &Patience,
     ) -> Result<GpuArena, ArenaError> {
         let parts = Mutex::new((0..layout.parts.count()).map(|_| None).collect());
-        let arena = GpuArena { gpu, layout, link: Mutex::new(link), parts };
-        arena.link().send(ArenaRequest::Want, None)?;
+        let arena = GpuArena { gpu, layout, inbox: Mutex::new(Inbox::new(link)), parts };
+        arena.inbox().send(ArenaRequest::Want, None)?;
         let missing = |part: &u32| !layout.parts.slots_of(*part).is_empty() && arena.part(*part).is_none();
         while let Some(part) = (0..layout.parts.count()).find(missing) {
             let what = format!("part {part} of the arena, which target {part} makes");
-            let (reply, fd) = link::await_next(&**arena.link(), patience, &what)?;
+            let (reply, fd) = arena.inbox().await_next(|_, _| true, patience, &what)?;
             arena.take(reply, fd)?;
         }
         Ok(arena)
@@ -74,8 +73,8 @@ impl GpuArena {
         &self.layout
     }
 
-    fn link(&self) -> MutexGuard<'_, Box<dyn Link>> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn part(&self, part: u32) -> Option<Arc<MappedPart>> {
@@ -94,9 +93,8 @@ impl GpuArena {
                 return Ok(SlotPlace { part, offset: index as usize * self.layout.shape.bytes() });
             }
             let what = format!("part {number} of the arena, which target {number} makes anew");
-            let link = self.link();
-            let (reply, fd) = link::await_next(&**link, patience, &what)?;
-            drop(link);
+            let wanted = |part, found| part == number && found >= version;
+            let (reply, fd) = self.inbox().await_next(wanted, patience, &what)?;
             self.take(reply, fd)?;
         }
     }
@@ -125,7 +123,7 @@ impl GpuArena {
         let bytes = mapping.len() as u64;
         self.put(part, MappedPart { mapping, gpu: self.gpu.id(), version });
         let made = Part { part, version, bytes, gpu: self.gpu.id().0, memory };
-        Ok(self.link().send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
+        Ok(self.inbox().send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
     }
 
     fn map(&self, part: &Part, fd: Option<OwnedFd>) -> Result<(), ArenaError> {
@@ -139,7 +137,7 @@ impl GpuArena {
                 let handle = std::array::from_fn(|place| handle[place]);
                 memory::open_ipc(&self.gpu, handle, len)
             }
-            _ => return Err(link::LinkError::Line(format!("part {} came without its handle", part.part)).into()),
+            _ => return Err(LinkError::Line(format!("part {} came without its handle", part.part)).into()),
         };
         let mapping = mapped.map_err(|error| match facts.is_hidden() {
             true => Refusal::Hidden { own: self.gpu.id(), other: gpu }.into(),
@@ -147,17 +145,5 @@ impl GpuArena {
         })?;
         self.put(part.part, MappedPart { mapping, gpu, version: part.version });
         Ok(())
-    }
-
-    /// Drains what the launcher has said meanwhile, so that memory that is gone is not kept mapped.
-    ///
-    /// # Errors
-    /// A part that cannot be mapped.
-    pub fn refresh(&self) -> Result<(), ArenaError> {
-        loop {
-            let next = self.link().receive(Duration::ZERO)?;
-            let Some((reply, fd)) = next else { return Ok(()) };
-            self.take(reply, fd)?;
-        }
     }
 }

@@ -77,19 +77,130 @@ impl Link for LauncherLink {
 /// Between two looks at whether the worker is to end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The next message, as long as patience lasts.
-pub(super) fn await_next(link: &dyn Link, patience: &Patience, what: &str) -> Result<Incoming, LinkError> {
-    let started = Instant::now();
-    loop {
-        if let Some(incoming) = link.receive(LOOK)? {
-            return Ok(incoming);
+/// A link, and what came over it that nobody has asked for yet: of each part the newest word alone, as the memory that an
+/// older one speaks of may be gone.
+pub(super) struct Inbox {
+    link: Box<dyn Link>,
+    newest: Vec<Incoming>,
+}
+
+impl Inbox {
+    pub(super) fn new(link: Box<dyn Link>) -> Inbox {
+        Inbox { link, newest: Vec::new() }
+    }
+
+    /// As [`Link::send`].
+    pub(super) fn send(&self, request: ArenaRequest, fd: Option<BorrowedFd<'_>>) -> Result<(), LinkError> {
+        self.link.send(request, fd)
+    }
+
+    /// The next message of those that are `wanted`, by part and version, as long as patience lasts. `what` says what is
+    /// waited for.
+    pub(super) fn await_next(
+        &mut self,
+        wanted: impl Fn(u32, u32) -> bool,
+        patience: &Patience,
+        what: &str,
+    ) -> Result<Incoming, LinkError> {
+        let started = Instant::now();
+        self.fetch(Duration::ZERO)?;
+        loop {
+            let found = self.newest.iter().position(|(reply, _)| {
+                let (part, version) = subject(reply);
+                wanted(part, version)
+            });
+            if let Some(found) = found {
+                return Ok(self.newest.remove(found));
+            }
+            if patience.shutdown.is_set() {
+                return Err(WaitError::Shutdown.into());
+            }
+            let after = started.elapsed();
+            if after > patience.timeout {
+                return Err(WaitError::Timeout { what: what.to_owned(), after }.into());
+            }
+            self.fetch(LOOK)?;
         }
-        if patience.shutdown.is_set() {
-            return Err(WaitError::Shutdown.into());
+    }
+
+    /// Takes all that has come, waiting up to `timeout` for the first of it.
+    fn fetch(&mut self, mut timeout: Duration) -> Result<(), LinkError> {
+        while let Some(incoming) = self.link.receive(timeout)? {
+            let (part, _) = subject(&incoming.0);
+            self.newest.retain(|(older, _)| subject(older).0 != part);
+            self.newest.push(incoming);
+            timeout = Duration::ZERO;
         }
-        let after = started.elapsed();
-        if after > patience.timeout {
-            return Err(WaitError::Timeout { what: what.to_owned(), after }.into());
+        Ok(())
+    }
+}
+
+/// The part that a message speaks of, and its version.
+fn subject(reply: &ArenaReply) -> (u32, u32) {
+    match reply {
+        ArenaReply::Make { part, version } => (*part, *version),
+        ArenaReply::Map(part) => (part.part, part.version),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::Sender;
+
+    use common::arena::{Memory, Part};
+    use common::shutdown::Shutdown;
+
+    use super::*;
+
+    /// A link whose other end is a test.
+    struct Channel(Receiver<Incoming>);
+
+    impl Link for Channel {
+        fn send(&self, _: ArenaRequest, _: Option<BorrowedFd<'_>>) -> Result<(), LinkError> {
+            Ok(())
         }
+
+        fn receive(&self, timeout: Duration) -> Result<Option<Incoming>, LinkError> {
+            Ok(self.0.recv_timeout(timeout).ok())
+        }
+    }
+
+    fn inbox() -> (Sender<Incoming>, Inbox) {
+        let (sender, receiver) = channel();
+        (sender, Inbox::new(Box::new(Channel(receiver))))
+    }
+
+    fn map(part: u32, version: u32) -> Incoming {
+        (ArenaReply::Map(Part { part, version, bytes: 1, gpu: [0; 16], memory: Memory::Ipc(vec![0; 64]) }), None)
+    }
+
+    fn patience(timeout: Duration) -> Patience {
+        Patience { timeout, shutdown: Shutdown::never() }
+    }
+
+    #[test]
+    fn memory_that_was_made_anew_meanwhile_is_never_mapped() {
+        let (sender, mut inbox) = inbox();
+        for (part, version) in [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)] {
+            sender.send(map(part, version)).unwrap();
+        }
+        let patience = patience(Duration::from_secs(20));
+        let mut next = |part, from| {
+            let wanted = move |found, version| found == part && version >= from;
+            subject(&inbox.await_next(wanted, &patience, "a part").unwrap().0)
+        };
+        assert_eq!(next(1, 1), (1, 3));
+        assert_eq!(next(0, 2), (0, 2));
+    }
+
+    #[test]
+    fn a_word_that_is_too_old_is_waited_past_and_the_wait_ends() {
+        let (sender, mut inbox) = inbox();
+        sender.send(map(0, 1)).unwrap();
+        let newer = |part, version| part == 0 && version >= 2;
+        let waited = inbox.await_next(newer, &patience(Duration::from_millis(1)), "part 0");
+        assert!(matches!(waited, Err(LinkError::Wait(WaitError::Timeout { .. }))));
+        sender.send(map(0, 2)).unwrap();
+        assert_eq!(subject(&inbox.await_next(newer, &patience(Duration::from_secs(20)), "part 0").unwrap().0), (0, 2));
     }
 }

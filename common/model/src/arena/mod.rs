@@ -116,6 +116,9 @@ pub enum ArenaError {
         /// What fits.
         expected: String,
     },
+    /// A checksum is asked for, and rows are not made of whole words.
+    #[error("a hidden state has {0} bytes, checksums are sums of words of 8")]
+    NoChecksum(usize),
     /// The bytes that arrived are not those that were written.
     #[error(
         "batch {batch} in slot {slot}: the payload's checksum is {found:016x} at drafter {reader}, target {writer} sent \
@@ -166,6 +169,7 @@ impl ArenaError {
         match self {
             ArenaError::Gpu(CudaError::Refused(refusal)) => Some(refusal.hint()),
             ArenaError::Gpu(CudaError::NoLibrary) => Some(Refusal::NoGpu.hint()),
+            ArenaError::NoChecksum(_) => Some("set run.verify_payload to false: this model's slots cannot be verified"),
             ArenaError::Path { .. } => Some("set run.arena to host: slots then go through the machine's memory"),
             _ => None,
         }

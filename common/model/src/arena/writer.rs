@@ -47,13 +47,17 @@ impl SlotWriter {
     /// Writes into `arena`; with `verify`, computes a checksum of each payload.
     ///
     /// # Errors
-    /// The GPU has no stream left.
+    /// The GPU has no stream left, or such slots have no checksum.
     pub fn new(arena: Arena, verify: bool) -> Result<SlotWriter, ArenaError> {
         let copies = match &arena {
             Arena::Host(_) => None,
             Arena::Gpu(gpu) => Some(Copies::new(gpu.gpu())?),
         };
-        Ok(SlotWriter { arena, copies, verify })
+        let writer = SlotWriter { arena, copies, verify };
+        if verify && !writer.shape().has_checksum() {
+            return Err(ArenaError::NoChecksum(writer.shape().tap_bytes()));
+        }
+        Ok(writer)
     }
 
     /// Whether [`Written::wait`] has anything to wait for.
