@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # gpu.sh: in the unpacked bundle of `make gpu`: every check and bench on GPUs 0 and 1 (GPU_CHECKS_DEVICES=1: on GPU 0 alone), then
 # one table. Exit code 2 if a check failed.
+set -o pipefail
 cd "$(dirname "$0")/.."
 LD_LIBRARY_PATH=$(python3 -c 'import glob, os, torch
 site = os.path.dirname(os.path.dirname(torch.__file__))
@@ -10,7 +11,8 @@ export LD_LIBRARY_PATH
 lines=$(mktemp) runs=$(mktemp -d)
 trap 'rm -rf "$lines" "$runs"' EXIT
 drafter=1; [ "${GPU_CHECKS_DEVICES:-2}" = 1 ] && drafter=0
-check() { echo "== $*" >&2; timeout 600 "bin/$@" | tee -a "$lines" >&2; }
+check() { echo "== $*" >&2; timeout 600 "bin/$@" | tee -a "$lines" >&2 || failed "$*" $?; }
+failed() { printf '{"name": "%s ended with %s", "ok": false}\n' "$1" "$2" >> "$lines"; } # NAME CODE
 pair() { # NAME CONFIG override...: a whole run; its speed as the last steps had it
     echo "== $1" >&2
     timeout 600 bin/tandem run "$2" run.device=cuda run.targets=[0] run.drafters=[$drafter] run.output_dir="$runs/$1" \
@@ -38,7 +40,7 @@ if [ $drafter = 1 ]; then # two pairs, each sharing a GPU, against one: the same
     pair one-drafter examples/tiny/train.toml "${same[@]}"
     drafter=0,1
     pair two-drafters examples/tiny/train.toml "${same[@]}" "run.targets=[0,1]"
-    python3 scripts/same-weights.py "$runs/one-drafter" "$runs/two-drafters" | tee -a "$lines" >&2
+    python3 scripts/same-weights.py "$runs/one-drafter" "$runs/two-drafters" | tee -a "$lines" >&2 || failed same-weights.py $?
 fi
 python3 - "$lines" <<'PY'
 import json, sys
