@@ -50,6 +50,14 @@ pub enum ModelConfigError {
         /// What would do.
         allowed: String,
     },
+    /// The tokenizer has tokens that the target's embedding has no row for.
+    #[error("the tokenizer's ids go up to {highest}, the target's embedding has {rows} rows (config.json: vocab_size)")]
+    Tokenizer {
+        /// Its highest id.
+        highest: usize,
+        /// Rows there are.
+        rows: usize,
+    },
     /// A value in `[drafter]` that does not fit the target, the tokenizer or the checkpoint to start from.
     #[error("drafter.{key}: found {found}, allowed: {allowed}")]
     Drafter {

@@ -18,16 +18,19 @@ pub fn default_target_layer_ids(layers: usize, count: usize) -> Vec<usize> {
 }
 
 impl DraftConfig {
-    /// The drafter for `target`, whose tokenizer knows `tokenizer_len` tokens.
+    /// The drafter for `target`, whose tokenizer's ids lie below `tokenizer_len`.
     ///
     /// # Errors
-    /// A tap outside the target; no row for the mask, or one that the target uses; a checkpoint to start from that
+    /// Token ids without a row in the embedding; a tap outside the target; no row for the mask, or one that the target uses; a checkpoint to start from that
     /// has another shape, other taps or another mask.
     pub fn resolve(
         section: &DrafterSection,
         target: &TargetConfig,
         tokenizer_len: usize,
     ) -> Result<DraftConfig, ModelConfigError> {
+        if tokenizer_len > target.vocab_size {
+            return Err(ModelConfigError::Tokenizer { highest: tokenizer_len - 1, rows: target.vocab_size });
+        }
         let start = section.draft_checkpoint_path.as_deref().map(DraftConfig::read).transpose()?;
         let draft = from_parts(section, target, start.as_ref(), tokenizer_len)?;
         check_heads(&draft)?;
@@ -243,6 +246,14 @@ mod tests {
         assert!(refusal(&given(151_645), &target(), TOKENIZER_LEN).contains("ends the target's texts (eos)"));
         let full = refusal(&DrafterSection::default(), &target(), 151_936);
         assert!(full.contains("mask_token_id: found none given"), "{full}");
+    }
+
+    #[test]
+    fn a_tokenizer_larger_than_the_embedding_is_refused() {
+        let given = DrafterSection { mask_token_id: Some(7), ..DrafterSection::default() };
+        assert!(DraftConfig::resolve(&given, &target(), 151_936).is_ok());
+        let refused = refusal(&given, &target(), 151_937);
+        assert!(refused.contains("ids go up to 151936") && refused.contains("151936 rows"), "{refused}");
     }
 
     #[test]
