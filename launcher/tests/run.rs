@@ -235,3 +235,17 @@ fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+#[test]
+fn a_plan_says_what_shared_memory_a_run_takes_and_refuses_what_a_run_refuses() {
+    let stage = Stage::new("", "");
+    let (code, stdout, stderr) = stage.finish("plan", &[]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stdout.lines().any(|line| line.starts_with("shared memory: ") && line.ends_with(" in /dev/shm")),
+        "{stdout}"
+    );
+    let (code, stdout, stderr) = stage.finish("plan", &["queue.capacity=4096", "data.batch_tokens=4000000"]);
+    assert_eq!(code, Some(1), "{stdout}");
+    assert!(stdout.contains("shared memory: ") && stderr.contains("/dev/shm has no room for this run"), "{stderr}");
+}

@@ -8,6 +8,7 @@ use common::exit::{Blame, Fault};
 use common::ids::{Rank, Role};
 
 use super::evaluate::{temporary_folder, write_run};
+use super::run::{demand_room, shared_memory, sweep};
 use super::{load, print, programs};
 use crate::args::PlanArgs;
 use crate::fleet::{Fleet, FleetSpec, LOGS};
@@ -33,6 +34,8 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
     let plan = planned?;
     let lines = plan.lines().into_iter().chain(places(&plan)).chain(memory(&plan)?);
     print(&(lines.collect::<Vec<_>>().join("\n") + "\n"))?;
+    sweep(&console)?;
+    demand_room(&plan)?;
     if args.preflight { preflight(&plan, &console) } else { Ok(()) }
 }
 
@@ -56,8 +59,7 @@ fn places(plan: &Plan) -> Vec<String> {
 /// What is allocated, and where, before the models.
 fn memory(plan: &Plan) -> Result<Vec<String>, Fault> {
     let queue = plan.queue();
-    let segment = queue.segment_bytes().your_input("docs/configuration.md describes [queue]")?;
-    let mut lines = vec![format!("queue: {} in /dev/shm", mib(segment))];
+    let mut lines = vec![format!("shared memory: {} in /dev/shm", mib(shared_memory(plan)?))];
     if plan.run.arena != ArenaKind::Host {
         let parts = Parts::new(queue.capacity, queue.targets);
         lines.extend((0..queue.targets).map(|part| {

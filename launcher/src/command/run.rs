@@ -231,7 +231,7 @@ fn make_logs(folder: &Path) -> Result<(), Fault> {
     made.your_input("choose a --log-dir that can be written to")
 }
 
-fn sweep(console: &Console) -> Result<(), Fault> {
+pub(super) fn sweep(console: &Console) -> Result<(), Fault> {
     let swept = shm::sweep_stale(SEGMENT_PREFIX).our_failure("/dev/shm has to be readable")?;
     if !swept.is_empty() {
         console.say(format!("tandem: removed what dead runs left in /dev/shm: {}", swept.join(", ")));
@@ -239,11 +239,16 @@ fn sweep(console: &Console) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Bytes that a run takes of `/dev/shm`, without snapshots.
+pub(super) fn shared_memory(plan: &Plan) -> Result<u64, Fault> {
+    let parameters = plan.run.draft.parameter_count() as usize;
+    let needed = fleet::shared_memory(&plan.queue(), plan.run.arena, parameters);
+    needed.your_input("docs/configuration.md describes the keys of [queue]")
+}
+
 /// Without room for queue and slots there is no need to begin.
-fn demand_room(plan: &Plan) -> Result<(), Fault> {
-    let queue = plan.queue();
-    let needed = fleet::shared_memory(&queue, plan.run.arena, plan.run.draft.parameter_count() as usize);
-    let needed = needed.your_input("docs/configuration.md describes the keys of [queue]")?;
+pub(super) fn demand_room(plan: &Plan) -> Result<(), Fault> {
+    let (queue, needed) = (plan.queue(), shared_memory(plan)?);
     let free = shm::free_bytes().our_failure("/dev/shm has to be readable")?;
     if needed <= free {
         return Ok(());

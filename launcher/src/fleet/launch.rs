@@ -9,6 +9,9 @@ use super::Fleet;
 use crate::child::Launch;
 use crate::supervise::WorkerId;
 
+/// The settings of libtorch's GPU memory.
+const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
 impl Fleet {
     /// What to start as `worker`.
     pub(super) fn launch(&self, worker: WorkerId) -> Launch {
@@ -38,9 +41,6 @@ impl Fleet {
     fn environment(&self, WorkerId { role, rank }: WorkerId) -> Vec<(&'static str, String)> {
         let queue = &self.spec.queue;
         let size = if role == Role::Target { queue.targets } else { queue.drafters };
-        // Batches differ in size from step to step; segments that grow keep libtorch's memory from falling into pieces.
-        let allocator =
-            (role == Role::Drafter).then(|| ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True".to_owned()));
         let own = vec![
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
@@ -51,7 +51,7 @@ impl Fleet {
             ("RESTART_COUNT", self.earlier_lives(WorkerId { role, rank }).to_string()),
             ("RUN_ID", queue.run_id.clone()),
         ];
-        own.into_iter().chain(allocator).collect()
+        own.into_iter().chain(allocator(role, std::env::var_os(ALLOCATOR).is_some())).collect()
     }
 
     fn earlier_lives(&self, worker: WorkerId) -> u32 {
@@ -65,5 +65,23 @@ impl Fleet {
             restarts => format!(".{restarts}"),
         };
         self.spec.logs.join(format!("{}-{}{life}.log", worker.role, worker.rank))
+    }
+}
+
+/// Batches differ in size from step to step; segments that grow keep libtorch's memory from falling into pieces. What the
+/// user has set is theirs.
+fn allocator(role: Role, is_set: bool) -> Option<(&'static str, String)> {
+    (role == Role::Drafter && !is_set).then(|| (ALLOCATOR, "expandable_segments:True".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_allocator_settings_stay() {
+        assert_eq!(allocator(Role::Drafter, false).map(|(name, _)| name), Some("PYTORCH_CUDA_ALLOC_CONF"));
+        assert_eq!(allocator(Role::Drafter, true), None);
+        assert_eq!(allocator(Role::Target, false), None);
     }
 }
