@@ -28,7 +28,10 @@ impl Filled {
         let Filled { mut lease, written, bucket, rows } = self;
         producer.about(lease.batch_id().0);
         producer.phase(Phase::Capture);
-        lease.set_checksum(written.wait()?);
+        let device = written.is_on_its_way().then(|| producer.time(Phase::Device));
+        let checksum = written.wait()?;
+        drop(device);
+        lease.set_checksum(checksum);
         producer.phase(Phase::Publish);
         match lease.publish(bucket, &rows) {
             // The launcher took the slot back: its memory went with another target. The batch is pending again.

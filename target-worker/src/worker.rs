@@ -126,9 +126,9 @@ impl Worker {
             let mut write = |tap, hidden: &Tensor| filling.write_tap(tap, hidden);
             self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
             let written = filling.finish()?;
-            // From here on the main thread only waits for the publisher, when too many are in flight.
+            // From here on the main thread only waits for the device to finish earlier batches, when too many are in flight.
             if self.writer.is_asynchronous() {
-                producer.phase(Phase::Await);
+                producer.phase(Phase::Device);
             }
             if !publisher.hand_over(Filled { lease, written, bucket: planned.bucket, rows })? {
                 break;

@@ -91,8 +91,6 @@ shared_enum! {
         Main = 0,
         /// The thread that hands slots over, or fetches batches, while the main thread computes.
         Side = 1,
-        /// The device, as its own clock has it. Counts only: nobody knows what it does now.
-        Device = 2,
     }
 }
 

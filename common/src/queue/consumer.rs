@@ -1,7 +1,6 @@
 //! A drafter's side: pop a batch, copy it, release the slot, and say when it is trained.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase, Track};
@@ -105,11 +104,6 @@ impl Consumer {
     pub fn ready(&self) -> u64 {
         let [_, _, ready, ..] = self.place.shared.ring().ledger.counts();
         ready
-    }
-
-    /// Counts what the device spent in a phase, as its own clock says. For the main thread.
-    pub fn device(&self, phase: Phase, time: Duration) {
-        self.place.times(Track::Device).add(phase as u32, time.as_nanos() as u64);
     }
 
     /// Says what the phases from here on are about: the number of a step or of a batch.

@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase, Track};
@@ -59,11 +58,6 @@ impl Producer {
     pub fn side(&self) -> Producer {
         self.place.times(Track::Side).start(now());
         Producer { place: Arc::clone(&self.place), track: Track::Side }
-    }
-
-    /// Counts what the device spent in a phase, as its own clock says. For the main thread.
-    pub fn device(&self, phase: Phase, time: Duration) {
-        self.place.times(Track::Device).add(phase as u32, time.as_nanos() as u64);
     }
 
     /// Says what the phases from here on are about: the number of a step or of a batch.

@@ -76,7 +76,6 @@ fn track_words(track: Track) -> &'static str {
     match track {
         Track::Main => "main thread",
         Track::Side => "second thread",
-        Track::Device => "device",
     }
 }
 

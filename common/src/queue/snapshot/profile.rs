@@ -46,9 +46,7 @@ pub struct SpanView {
 /// A participant's times as they are now; whether it is `alive` says whether its present phase goes on.
 pub(in crate::queue) fn profile(memory: &impl Mapped, facts: &Facts, (code, alive): (u8, bool), now: u64) -> Profile {
     let used = Track::ALL.iter().map(|track| (*track, times(memory, facts, code, *track)));
-    used.filter(|(_, times)| times.is_used())
-        .map(|(track, times)| (track, phases(times, alive && track != Track::Device, now)))
-        .collect()
+    used.filter(|(_, times)| times.is_used()).map(|(track, times)| (track, phases(times, alive, now))).collect()
 }
 
 fn phases(times: Times<'_>, at_work: bool, now: u64) -> BTreeMap<Phase, PhaseView> {

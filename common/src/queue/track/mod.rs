@@ -94,11 +94,6 @@ impl Times<'_> {
         Interrupted(self.track.phase.load(Ordering::Relaxed))
     }
 
-    /// Counts a visit whose time somebody else measured.
-    pub(crate) fn add(self, phase: u32, nanoseconds: u64) {
-        self.write(|| self.book(phase, nanoseconds));
-    }
-
     /// Says what the spans from here on are about; the present one is cut in two.
     pub(crate) fn about(self, number: u64, now: u64) {
         self.resume(self.present(), now);

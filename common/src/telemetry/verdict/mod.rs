@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::period::Period;
 use crate::ids::Role;
-use crate::queue::{Phase, Track};
+use crate::queue::Phase;
 
 /// From this share of its time on, a side's waiting counts.
 const WAITS: f64 = 0.10;
@@ -20,8 +20,6 @@ const BOTH: f64 = 0.35;
 const DATA: f64 = 0.40;
 /// From this share of the time on, a process without a core is what makes its side slow.
 const STARVED: f64 = 0.30;
-/// A device at work for less than this share of the time is waiting for its host.
-const DEVICE_IDLES: f64 = 0.50;
 
 /// What a target waits for the drafters in.
 const FOR_SLOTS: [Phase; 2] = [Phase::WaitSlot, Phase::WaitShare];
@@ -42,7 +40,7 @@ pub enum Limit {
     Queue,
     /// The gate's threshold.
     MinReady,
-    /// Cores: processes that could run do not, or devices wait for their hosts.
+    /// Cores: processes that could run do not.
     Host,
     /// Nobody waits for anybody.
     Balanced,
@@ -92,7 +90,7 @@ impl Figures<'_> {
             () if targets_wait > drafters_wait => &[Role::Drafter],
             () => &[Role::Target],
         };
-        if slow.iter().any(|role| self.lacks_host(*role)) {
+        if slow.iter().any(|role| self.starved(*role) >= STARVED) {
             return Limit::Host;
         }
         match slow {
@@ -113,18 +111,8 @@ impl Figures<'_> {
         }
     }
 
-    fn lacks_host(&self, role: Role) -> bool {
-        self.starved(role) >= STARVED || self.device(role).is_some_and(|busy| busy < DEVICE_IDLES)
-    }
-
     fn starved(&self, role: Role) -> f64 {
         self.period.starved(role)
-    }
-
-    /// Share of a role's active time in which its device was at work; none if no device's times are known.
-    fn device(&self, role: Role) -> Option<f64> {
-        let busy = self.period.ns(role, Track::Device, Phase::ALL);
-        (busy > 0).then(|| busy as f64 / (self.period.active_ns(role) as f64).max(1.0))
     }
 
     /// Reading rows' share of the targets' work.
@@ -182,11 +170,7 @@ impl Figures<'_> {
 
     fn want_of_cores(&self) -> String {
         let [targets, drafters] = [Role::Target, Role::Drafter].map(|role| percent(self.starved(role)));
-        let devices: Vec<String> = [Role::Target, Role::Drafter]
-            .into_iter()
-            .filter_map(|role| Some(format!(", the {role}s' devices worked {}", percent(self.device(role)?))))
-            .collect();
-        format!("without a core targets stood ready {targets} of the time, drafters {drafters}{}", devices.concat())
+        format!("without a core targets stood ready {targets} of the time, drafters {drafters}")
     }
 
     fn named(&self) -> BTreeMap<String, f64> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::Rank;
-use crate::queue::{BatchCounts, SlotCounts};
+use crate::queue::{BatchCounts, SlotCounts, Track};
 use crate::telemetry::sample::{GateSample, Sample, Spent, WorkerSample};
 
 type Parts<'a> = &'a [(Phase, u64)];
@@ -99,16 +99,6 @@ fn a_side_that_is_waited_for_and_has_no_core_is_the_hosts_fault() {
     let found = verdict(&starved);
     assert_eq!(found.limit, Limit::Host);
     assert!(found.sentence.contains("drafters 55 %"), "{}", found.sentence);
-}
-
-#[test]
-fn a_device_that_waits_for_its_launches_is_the_hosts_fault() {
-    let mut launches = sample(IDLE_TARGET, BUSY_DRAFTER);
-    let device = |percent: u64| [(Phase::Backward, Spent { count: 1, ns: percent * 10_000_000 })].into();
-    launches.workers[1].stages.insert(Track::Device, device(30));
-    assert_eq!(verdict(&launches).limit, Limit::Host);
-    launches.workers[1].stages.insert(Track::Device, device(90));
-    assert_eq!(verdict(&launches).limit, Limit::Drafters);
 }
 
 #[test]

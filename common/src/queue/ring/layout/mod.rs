@@ -27,7 +27,7 @@ pub(crate) const HISTOGRAM_BINS: usize = 32;
 /// Phases that a track counts at most.
 pub(crate) const NUM_PHASES: usize = 32;
 /// Tracks of a participant: [`crate::queue::Track`].
-pub(crate) const NUM_TRACKS: usize = 3;
+pub(crate) const NUM_TRACKS: usize = 2;
 /// Spans kept of each track.
 pub(crate) const NUM_SPANS: usize = 1024;
 /// Events kept.
