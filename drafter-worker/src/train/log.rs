@@ -7,19 +7,23 @@ use std::path::Path;
 use std::time::Instant;
 
 use common::config::Config;
+use common::exit::{Blame, Fault};
 use common::ids::{Rank, Step};
 use common::manifest::Manifest;
-use common::queue::{Consumer, Gauge};
+use common::queue::{Consumer, Gauge, Phase};
 use common::run_plan::RunPlan;
 use common::telemetry::metrics::{METRICS_FILE, MetricsError, MetricsFile};
 use model::cuda::Late;
 use model::drafter::BlockTotals;
-use model::optimizer::{GradientNorm, NotFinite};
+use model::optimizer::GradientNorm;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use super::step::Sums;
 use super::times::{Spent, Times};
+
+const DIVERGED_HINT: &str = "training diverged: lower training.learning_rate or raise training.warmup_ratio; if it did so in \
+                             the first steps, look at the target's weights and the data";
 
 pub(crate) struct Log {
     metrics: Option<MetricsFile>,
@@ -41,8 +45,13 @@ pub(crate) struct Log {
 pub(crate) enum ReportError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error(transparent)]
-    NotFinite(#[from] NotFinite),
+    #[error("{0}")]
+    NotFinite(#[source] Fault),
+}
+
+/// A norm that is a number. Trying again gives the same one: who has to act is the user.
+fn finite(step: u64, norm: f64) -> Result<f64, ReportError> {
+    GradientNorm::checked(step, norm).your_input(DIVERGED_HINT).map_err(ReportError::NotFinite)
 }
 
 /// What there is to say of a completed step.
@@ -143,8 +152,10 @@ impl Log {
     }
 
     fn write(&mut self, report: Report, consumer: &Consumer) -> Result<(), ReportError> {
+        let device = report.numbers.is_on_its_way().then(|| consumer.time(Phase::Device));
         let numbers = report.numbers.wait();
-        let norm = GradientNorm::checked(report.updates, numbers[0])?;
+        drop(device);
+        let norm = finite(report.updates, numbers[0])?;
         let blocks = BlockTotals::from_sums(&numbers[1..], report.denominator);
         self.tokens += report.tokens;
         self.tokens_since += report.tokens;
@@ -182,5 +193,20 @@ impl Log {
         };
         (self.since, self.tokens_since) = (Instant::now(), 0.0);
         Ok(metrics.write(&line)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::exit::{Code, Verdict};
+
+    use super::*;
+
+    #[test]
+    fn a_gradient_that_is_no_number_is_the_users_and_not_tried_again() {
+        assert!(matches!(finite(3, 0.5), Ok(0.5)));
+        let verdict = Verdict::of(&finite(3, f64::NAN).unwrap_err());
+        assert_eq!(verdict.code, Code::Input);
+        assert!(verdict.line.contains("step 3") && verdict.hint.unwrap().contains("training.learning_rate"));
     }
 }
