@@ -121,6 +121,36 @@ fn a_drafter_may_die_at_any_moment() {
     finish(live, &run, 1, noticed);
 }
 
+/// How long after its end the slots of a target are free again that dies at its work, with more than `done` batches made.
+fn given_back(live: &Live, done: u64) -> Duration {
+    let at_work = in_phase(&[Phase::Data, Phase::Forward, Phase::Capture]);
+    let victim = live.catch(TARGET, |seen| at_work(seen) && seen.batches > done);
+    let writing = || live.queue().map(|queue| queue.slots.writing);
+    assert!(writing() > Some(0), "a stopped target keeps its slots");
+    live.send(victim, Signal::SIGKILL);
+    while is_running(victim) {
+        std::thread::yield_now();
+    }
+    let ended = Instant::now();
+    while writing() != Some(0) {
+        assert!(ended.elapsed() < Duration::from_secs(10), "the slots are never given back");
+        std::thread::yield_now();
+    }
+    ended.elapsed()
+}
+
+#[test]
+fn what_a_dead_target_held_is_free_within_a_tenth_of_a_second() {
+    let run = Run::new();
+    let live = start(&run, 1);
+    // A target that dies again and again without a batch in between would be given up.
+    let mut waits: Vec<Duration> = (0..7).map(|round| given_back(&live, 3 * round)).collect();
+    waits.sort_unstable();
+    tests::say(&format!("a dead target's slots were free again after {waits:?}"));
+    assert!(waits[3] <= Duration::from_millis(100), "{waits:?}");
+    finish(live, &run, 1, vec![Duration::ZERO]);
+}
+
 /// Kills a drafter of two where `holds` says; the other one is the same process before and after.
 fn kill_one_of_two(live: &Live, rank: u32, holds: impl Fn(&ParticipantView) -> bool) -> Duration {
     let victim = live.catch((Role::Drafter, rank), holds);
