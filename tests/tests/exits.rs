@@ -67,6 +67,21 @@ fn file_below(folder: &Path, start: &str) -> PathBuf {
     files.find(|path| path.file_name().unwrap().to_string_lossy().starts_with(start)).expect("the store has it")
 }
 
+#[test]
+fn training_that_diverges_ends_the_run_at_once_with_what_helps() {
+    let run = Run::new();
+    let mut command = run.training(&SHORT);
+    command.args(["training.learning_rate=1e38", "training.warmup_ratio=0"]);
+    let finished = tests::finish(command, LIMIT);
+    let stderr = finished.stderr();
+    assert_eq!(finished.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("gradient") && !stderr.contains("starting drafter 0 again"), "{stderr}");
+    assert!(
+        stderr.lines().next_back().unwrap().starts_with("hint: training diverged: lower training.learning_rate"),
+        "{stderr}"
+    );
+}
+
 /// As after a build in the middle of a run: the worker that is started again is newer than the queue.
 #[test]
 fn what_another_build_made_is_refused_at_once() {
