@@ -71,6 +71,13 @@ fn a_missing_tensor_is_named() {
 }
 
 #[test]
+fn a_tokenizer_that_does_not_go_with_the_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = changed_target(folder.path(), |config| config["vocab_size"] = json!(1000));
+    refused(&[&target], &["the tokenizer's ids go up to 1023", "1000 rows"]);
+}
+
+#[test]
 fn a_mask_token_outside_the_table_or_equal_to_an_end_is_refused() {
     refused(&["drafter.mask_token_id=9999999"], &["mask_token_id", "9999999"]);
     let config = std::fs::read(root().join("examples/tiny/target/config.json")).unwrap();

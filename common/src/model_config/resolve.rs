@@ -17,20 +17,30 @@ pub fn default_target_layer_ids(layers: usize, count: usize) -> Vec<usize> {
     (0..count).map(|i| id(i) as usize).collect()
 }
 
+impl TargetConfig {
+    /// Whether all ids of a tokenizer, which lie below `tokenizer_len`, have their row in the embedding.
+    ///
+    /// # Errors
+    /// [`ModelConfigError::Tokenizer`].
+    pub fn check_tokenizer(&self, tokenizer_len: usize) -> Result<(), ModelConfigError> {
+        if tokenizer_len <= self.vocab_size {
+            return Ok(());
+        }
+        Err(ModelConfigError::Tokenizer { highest: tokenizer_len - 1, rows: self.vocab_size })
+    }
+}
+
 impl DraftConfig {
     /// The drafter for `target`, whose tokenizer's ids lie below `tokenizer_len`.
     ///
     /// # Errors
-    /// Token ids without a row in the embedding; a tap outside the target; no row for the mask, or one that the target uses; a checkpoint to start from that
+    /// A tap outside the target; no row for the mask, or one that the target uses; a checkpoint to start from that
     /// has another shape, other taps or another mask.
     pub fn resolve(
         section: &DrafterSection,
         target: &TargetConfig,
         tokenizer_len: usize,
     ) -> Result<DraftConfig, ModelConfigError> {
-        if tokenizer_len > target.vocab_size {
-            return Err(ModelConfigError::Tokenizer { highest: tokenizer_len - 1, rows: target.vocab_size });
-        }
         let start = section.draft_checkpoint_path.as_deref().map(DraftConfig::read).transpose()?;
         let draft = from_parts(section, target, start.as_ref(), tokenizer_len)?;
         check_heads(&draft)?;
@@ -250,9 +260,8 @@ mod tests {
 
     #[test]
     fn a_tokenizer_larger_than_the_embedding_is_refused() {
-        let given = DrafterSection { mask_token_id: Some(7), ..DrafterSection::default() };
-        assert!(DraftConfig::resolve(&given, &target(), 151_936).is_ok());
-        let refused = refusal(&given, &target(), 151_937);
+        assert!(target().check_tokenizer(151_936).is_ok());
+        let refused = target().check_tokenizer(151_937).unwrap_err().to_string();
         assert!(refused.contains("ids go up to 151936") && refused.contains("151936 rows"), "{refused}");
     }
 

@@ -26,6 +26,7 @@ pub(crate) use resume::ResumeError;
 
 const TARGET_HINT: &str =
     "set model.target_model_path to the Hugging Face folder of a dense Llama, Qwen2 or Qwen3 model";
+const TOKENIZER_HINT: &str = "tokenizer.json and config.json in model.target_model_path have to be those of one model";
 const DRAFTER_HINT: &str = "change that key of [drafter], or leave it out to have it decided from the target";
 
 /// The models' side of a plan: what evaluation alone needs too.
@@ -46,6 +47,7 @@ impl Models {
         let folder = &config.model.target_model_path;
         let target = TargetConfig::read(folder).your_input(TARGET_HINT)?;
         let tokenizer = ChatTokenizer::of(&config).map_err(|error| refusal(error.hint(), error))?;
+        target.check_tokenizer(tokenizer.vocab_len()).your_input(TOKENIZER_HINT)?;
         if let Some(draft) = draft {
             let shape = DraftConfig::read(draft).your_input("--draft takes a drafter's folder in the z-lab format")?;
             config.drafter = filled_in(&shape, Some(draft.to_owned()));
