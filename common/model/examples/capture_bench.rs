@@ -211,7 +211,7 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
             false => report(what, &mut || drop(linear(&input, &matrix))),
         }
     }
-    let fused = Fused::load(layer_shape(config), 0)?;
+    let fused = Fused::load(LayerShape::of(config), 0)?;
     report("norm, twice", &mut || (0..2).for_each(|_| drop(fused.rms_norm(&x, &weight))));
     let gate_up = random(&[tokens, 2 * inner]);
     let halves = gate_up.chunk(2, 1);
@@ -233,18 +233,6 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
         [0, 1, 2].map(|part: usize| heads[part].unflatten(0, [i64::from(size.rows), i64::from(size.row_tokens)]));
     report("attention, cuDNN", &mut || drop(cudnn.causal([&q, &k, &v])));
     Ok(())
-}
-
-fn layer_shape(config: &TargetConfig) -> LayerShape {
-    LayerShape {
-        hidden: config.hidden_size,
-        inner: config.intermediate_size,
-        head_dim: config.head_dim,
-        query_heads: config.num_attention_heads,
-        key_heads: config.num_key_value_heads,
-        head_norms: config.architecture == Architecture::Qwen3,
-        eps: config.rms_norm_eps,
-    }
 }
 
 /// GPU memory after 50 and after 300 batches of random lengths, the first of full size.

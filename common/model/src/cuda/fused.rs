@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use common::model_config::{Architecture, TargetConfig};
 use cudarc::driver::{CudaFunction, CudaStream, DriverError, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::{self, CompileError, CompileOptions, Ptx};
 use tch::{Kind, Tensor};
@@ -171,6 +172,19 @@ impl Fused {
 }
 
 impl LayerShape {
+    /// Of a target's layers.
+    pub fn of(config: &TargetConfig) -> LayerShape {
+        LayerShape {
+            hidden: config.hidden_size,
+            inner: config.intermediate_size,
+            head_dim: config.head_dim,
+            query_heads: config.num_attention_heads,
+            key_heads: config.num_key_value_heads,
+            head_norms: config.architecture == Architecture::Qwen3,
+            eps: config.rms_norm_eps,
+        }
+    }
+
     fn check(&self) -> Result<(), FusedError> {
         let &LayerShape { hidden, inner, head_dim, .. } = self;
         // A head's lanes, 16 elements each, add up by halving within one warp.

@@ -1,6 +1,6 @@
 //! What a layer does between its products: plain operations anywhere, fused kernels for bfloat16 on a GPU.
 
-use common::model_config::{Architecture, TargetConfig};
+use common::model_config::TargetConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::cuda::fused::{Fused, LayerShape, Turn};
@@ -36,7 +36,7 @@ impl Bricks {
     pub(super) fn new(config: &TargetConfig, kind: Kind, device: Device) -> Bricks {
         let mut bricks = Bricks::plain(config);
         if let (Kind::BFloat16, Device::Cuda(ordinal)) = (kind, device) {
-            match Fused::load(layer_shape(config), ordinal) {
+            match Fused::load(LayerShape::of(config), ordinal) {
                 Ok(fused) => bricks.fused = Some(fused),
                 Err(error) => tracing::warn!("no fused kernels, plain operations run instead: {error}"),
             }
@@ -87,17 +87,5 @@ impl Bricks {
             Some(fused) => fused.swiglu(&halves[0], &halves[1]),
             None => swiglu(&halves[0], &halves[1]),
         }
-    }
-}
-
-fn layer_shape(config: &TargetConfig) -> LayerShape {
-    LayerShape {
-        hidden: config.hidden_size,
-        inner: config.intermediate_size,
-        head_dim: config.head_dim,
-        query_heads: config.num_attention_heads,
-        key_heads: config.num_key_value_heads,
-        head_norms: config.architecture == Architecture::Qwen3,
-        eps: config.rms_norm_eps,
     }
 }
