@@ -18,6 +18,7 @@ pub mod arena;
 pub mod config;
 pub mod evaluation;
 pub mod exit;
+pub mod footprint;
 pub mod ids;
 pub mod launched;
 pub mod line;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::arena::ArenaKind;
+use crate::footprint::BatchShape;
 use crate::ids::BatchId;
 use crate::model_config::{DraftConfig, TargetConfig};
 use crate::{manifest, queue};
@@ -26,6 +27,9 @@ pub struct RunPlan {
     pub total_steps: u64,
     /// Batches of each epoch, before `training.max_steps` cuts the last ones off.
     pub batches_per_epoch: Vec<u64>,
+    /// The batch that takes most of a drafter's memory.
+    #[serde(default)]
+    pub heaviest: BatchShape,
     /// Compute threads of each worker.
     pub threads: u32,
     /// Where hidden states lie.

@@ -3,14 +3,15 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
+use common::footprint::IN_FLIGHT;
 use common::queue::{LeaseError, Phase, Producer, Rows, WriteLease};
 use common::shutdown::Shutdown;
 use model::arena::Written;
 
 use crate::worker::ServeError;
 
-/// Filled slots that wait for the publisher; with the one in its hands and the one being filled, three are in flight.
-const WAITING: usize = 1;
+/// Filled slots that wait for the publisher, beside the one in its hands and the one being filled.
+const WAITING: usize = IN_FLIGHT as usize - 2;
 
 /// A slot that has been given all its taps, and what goes with it. Dropped, it gives the slot back only once nothing is
 /// copied there any more: fields are dropped in this order.

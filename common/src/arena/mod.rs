@@ -18,6 +18,9 @@ use crate::queue::part_of;
 
 pub use broker::{Broker, BrokerError, Delivery, Worker};
 
+/// Each worker's own room at the end of every part on a GPU, to try the way there.
+pub const LANE_BYTES: usize = 8 << 20;
+
 /// The kind of memory that slots' payload lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

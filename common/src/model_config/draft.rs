@@ -107,11 +107,11 @@ impl DraftConfig {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// The published drafter for Qwen3-8B.
-    pub(in super::super) fn qwen3_8b() -> DraftConfig {
+    pub(crate) fn qwen3_8b() -> DraftConfig {
         DraftConfig {
             block_size: 16,
             num_hidden_layers: 5,

@@ -17,5 +17,8 @@ pub use resolve::default_target_layer_ids;
 pub use rope::{Rope, RopeScaling};
 pub use target::{Architecture, TargetConfig};
 
+#[cfg(test)]
+pub(crate) use draft::tests::qwen3_8b;
+
 /// The configuration's file name in a model folder, target's and drafter's alike.
 pub const CONFIG_FILE: &str = "config.json";

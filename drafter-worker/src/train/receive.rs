@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver as Channel, RecvTimeoutError, Sender, SyncSender,
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use common::footprint::RECEIVED;
 use common::ids::{BatchId, Step};
 use common::queue::{Consumer, LeaseError, Phase, Rows, RowsError};
 use common::shutdown::Shutdown;
@@ -17,8 +18,8 @@ use tch::Tensor;
 
 use super::share::{Share, Want};
 
-/// Batches in this process at once: one in training, one fetched or being fetched.
-const BUFFERS: usize = 2;
+/// Batches in this process at once.
+const BUFFERS: usize = RECEIVED as usize;
 
 /// Between two looks at whether this process is to end.
 const LOOK: Duration = Duration::from_millis(50);

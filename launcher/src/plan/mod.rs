@@ -2,6 +2,7 @@
 
 mod accounting;
 mod folder;
+mod heaviest;
 mod resume;
 
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use common::arena::ArenaKind;
 use common::config::{Config, DrafterSection};
 use common::exit::{AnyError, Blame, Code, Fault};
+use common::footprint::BatchShape;
 use common::ids::{BatchId, Role};
 use common::model_config::{DraftConfig, TargetConfig};
 use common::queue::QueueSpec;
@@ -67,6 +69,8 @@ impl Models {
             total_batches,
             total_steps: total_batches.div_ceil(per_step),
             batches_per_epoch: data.map_or_else(Vec::new, |(_, batches)| batches.batches_per_epoch().to_vec()),
+            heaviest: data
+                .map_or_else(BatchShape::default, |data| heaviest::of(data, self.config.training.num_anchors)),
             threads: threads(&self.config),
             arena: ArenaKind::resolve(self.config.run.arena, self.config.run.device),
             target: self.target.clone(),

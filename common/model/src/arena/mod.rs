@@ -21,7 +21,7 @@ mod preflight;
 mod reader;
 mod writer;
 
-use common::arena::{ArenaKind, Parts};
+use common::arena::{ArenaKind, LANE_BYTES, Parts};
 use common::config::{Config, Dtype};
 use common::exit::{AnyError, Code, Fault};
 use common::ids::{BatchId, Rank, Role, SlotIndex};
@@ -245,6 +245,6 @@ impl GpuLayout {
 
     /// Where a lane starts in its part.
     fn lane(&self, part: u32, lane: u32) -> usize {
-        self.parts.slots_of(part).len() * self.shape.bytes() + lane as usize * preflight::LANE_BYTES
+        self.parts.slots_of(part).len() * self.shape.bytes() + lane as usize * LANE_BYTES
     }
 }

@@ -5,14 +5,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use common::arena::LANE_BYTES;
 use tch::{Device, Kind, Tensor};
 
 use super::copies::{Copies, address};
 use super::gpu::MappedPart;
 use super::{ArenaError, GpuArena};
-
-/// Each worker's own room at the end of every part.
-pub(super) const LANE_BYTES: usize = 8 << 20;
 
 /// Round trips.
 const TRIPS: usize = 2;

@@ -5,15 +5,14 @@
 //! groups of all documents of a class are one call: documents with more groups come first in the class, so that a call's
 //! documents are the first ones.
 //!
-//! What padding costs is bounded: fewer than G fillers a document, and context rows at most `WASTE` times those that
-//! some block sees, before lengths are rounded up by at most an eighth (or to `PlanOptions::context_unit`). The number of
+//! What padding costs is bounded: fewer than G fillers a document, and context rows at most half more than those that
+//! some block sees ([`class_sizes`]), before lengths are rounded up by at most an eighth ([`context_unit`]). The number of
 //! calls depends on lengths alone, not on how many documents there are.
+
+use common::footprint::{class_sizes, context_unit};
 
 use super::anchors::PackedRows;
 use super::plan::PlanOptions;
-
-/// A class may have this many times the context rows that its documents need.
-const WASTE: f64 = 1.5;
 
 /// One block in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +60,7 @@ impl Layout {
         let groups = |member: &Member| member.anchors.len().div_ceil(size);
         members.sort_by_key(|member| std::cmp::Reverse(groups(member)));
         let reach = members.iter().map(|member| member.reach).max().unwrap_or(0).max(1);
-        let unit = options.context_unit.max(reach.next_power_of_two() / 8);
+        let unit = context_unit(reach, options.context_unit);
         let mut calls = Vec::new();
         for ordinal in 0..groups(&members[0]) {
             let present = members.iter().take_while(|member| groups(member) > ordinal);
@@ -122,26 +121,9 @@ fn members(rows: &PackedRows, anchors: &[usize]) -> Vec<Member> {
 }
 
 /// Cuts members, longest first, where padding to the longest would waste too much.
-fn classes(members: Vec<Member>) -> Vec<Vec<Member>> {
-    let mut classes: Vec<Vec<Member>> = Vec::new();
-    let mut needed = 0;
-    for member in members {
-        let fits = |class: &&mut Vec<Member>| {
-            let padded = (class.len() + 1) * class[0].reach;
-            padded as f64 <= WASTE * (needed + member.reach) as f64
-        };
-        match classes.last_mut().filter(fits) {
-            Some(class) => {
-                needed += member.reach;
-                class.push(member);
-            }
-            None => {
-                needed = member.reach;
-                classes.push(vec![member]);
-            }
-        }
-    }
-    classes
+fn classes(mut members: Vec<Member>) -> Vec<Vec<Member>> {
+    let sizes = class_sizes(members.iter().map(|member| member.reach));
+    sizes.into_iter().map(|size| members.drain(..size).collect()).collect()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod turn;
 
 use std::path::Path;
 
+use common::footprint::{CONTEXT_UNIT, GROUP_BLOCKS};
 use common::model_config::{DraftConfig, ModelConfigError};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -130,7 +131,7 @@ impl Drafter {
             block_size: self.config.block_size,
             mask_token_id: self.config.mask_token_id,
             group_blocks: group_blocks(self.config.block_size, values.device()),
-            context_unit: if values.device().is_cuda() { 64 } else { 8 },
+            context_unit: if values.device().is_cuda() { CONTEXT_UNIT } else { 8 },
             heads_per_key: self.config.num_attention_heads / self.config.num_key_value_heads,
             visibilities,
             kind: values.kind(),
@@ -201,7 +202,7 @@ impl Drafter {
 /// Blocks of a group. Small ones waste less on the part of the mask that hides blocks from each other; large ones make
 /// fewer and larger calls, which a GPU wants.
 fn group_blocks(block_size: usize, device: Device) -> usize {
-    if device.is_cuda() { 32 } else { (128 / block_size).max(1) }
+    if device.is_cuda() { GROUP_BLOCKS } else { (128 / block_size).max(1) }
 }
 
 /// The order of weights in memory: layer by layer, and in each those that one product serves side by side.

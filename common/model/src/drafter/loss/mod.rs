@@ -12,6 +12,7 @@
 mod metrics;
 mod weights;
 
+use common::footprint::CHUNK_LOGITS;
 use tch::{Device, Kind, Tensor};
 
 pub use metrics::BlockTotals;
@@ -20,9 +21,9 @@ pub use weights::{Weighting, decay, dpace};
 use super::plan::BlockPlan;
 use crate::cuda::step::StepKernels;
 
-/// Logits held at a time, in elements: enough to fill a GPU, on a CPU a fraction of its memory.
+/// Logits held at a time, in elements: on a CPU a fraction of its memory.
 fn chunk_logits(device: Device) -> i64 {
-    if device.is_cuda() { 1 << 29 } else { 1 << 24 }
+    if device.is_cuda() { CHUNK_LOGITS as i64 } else { 1 << 24 }
 }
 
 /// What one batch adds to a step.

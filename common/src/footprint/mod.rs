@@ -1,0 +1,60 @@
+//! What a run takes of its GPUs' memory, worked out before anything is allocated: pure arithmetic over shapes.
+//!
+//! The parts follow the code that allocates (`common/model`, `target-worker`, `drafter-worker`), tensor by tensor, at the
+//! moment that takes most; `docs/benchmarks.md` holds them against what the driver counts. What no shape decides (a
+//! CUDA context, libraries, the allocator's rounding) is measured, and says so.
+//!
+//! Shape letters: T tokens of a batch, H hidden size, I inner size, K taps, V vocabulary, L layers, nh and nkv heads, hd
+//! head dimension, Q query slots, M context rows, P trained numbers.
+
+mod batch;
+mod drafter;
+mod target;
+
+use crate::config::Config;
+use crate::ids::{Rank, Role};
+use crate::run_plan::RunPlan;
+
+pub use batch::{BatchShape, CHUNK_LOGITS, CONTEXT_UNIT, GROUP_BLOCKS, RowShape, class_sizes, context_unit};
+pub use drafter::RECEIVED;
+pub use target::IN_FLIGHT;
+
+/// What a process's CUDA context takes, with the code of libtorch, cuBLAS and cuDNN that it loads and their workspaces:
+/// H200, driver 580, torch 2.11.0+cu130.
+const LIBRARIES: u64 = 600 << 20;
+
+/// One thing that takes memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What.
+    pub what: &'static str,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// All that a worker takes of its GPU at its peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// In the order in which they are allocated; none is 0.
+    pub parts: Vec<Part>,
+}
+
+impl Footprint {
+    fn new(parts: impl IntoIterator<Item = (&'static str, u64)>) -> Footprint {
+        let parts = parts.into_iter().map(|(what, bytes)| Part { what, bytes });
+        Footprint { parts: parts.filter(|part| part.bytes > 0).collect() }
+    }
+
+    /// Bytes of all parts.
+    pub fn total(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+/// What worker `rank` of a role takes of the GPU that it computes on.
+pub fn of_worker(config: &Config, plan: &RunPlan, role: Role, rank: Rank) -> Footprint {
+    match role {
+        Role::Target => target::footprint(config, plan, rank),
+        Role::Drafter => drafter::footprint(config, plan),
+    }
+}
