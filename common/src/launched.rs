@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, raise};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{AnyError, Verdict, run_program};
+use crate::exit::{AnyError, Fault, Verdict, run_program};
 use crate::line::{Line, LineError, Received, ToLauncher, ToWorker};
 
 /// The environment variable that names the file for last words.
@@ -107,6 +107,16 @@ impl Launcher {
         inbox.listeners.push((wanted, Box::new(listener)));
         let unheard = std::mem::take(&mut inbox.unheard);
         unheard.into_iter().for_each(|received| inbox.deliver(received));
+    }
+
+    /// Ends the worker from any thread while others hang in calls that nothing ends: last words, and no destructor.
+    pub(crate) fn end_at_once(&self, fault: &Fault) {
+        let Verdict { code, line, hint } = Verdict::of(fault);
+        tracing::error!("{line}");
+        let words = LastWords { code: code.number(), error: line, hint };
+        // Without the file the log has the words.
+        let _ = env::var_os(ERROR_FILE).map(|file| words.write(Path::new(&file)));
+        let _ = raise(Signal::SIGKILL);
     }
 
     /// Reads the line until its end, which is this process's end too.

@@ -32,6 +32,7 @@ pub mod shutdown;
 mod sync;
 pub mod telemetry;
 pub mod wait;
+pub mod watchdog;
 pub mod wire;
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
 use common::telemetry;
 use common::wait::{Patience, WaitError};
+use common::watchdog;
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotWriter};
@@ -37,6 +38,7 @@ pub(crate) fn run(args: &Args, launcher: &Launcher) -> Result<(), AnyError> {
     let producer = queue.producer(Rank(args.rank))?;
     producer.phase(Phase::Loading);
     let worker = (Role::Target, Rank(args.rank));
+    watchdog::start(&queue, worker, patience.timeout, model::runtime::name(device), launcher);
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
     let arena = match Arena::attach(&config, &plan, seat) {
         Err(error) if error.is_shutdown() => return Ok(()),

@@ -82,6 +82,21 @@ fn training_that_diverges_ends_the_run_at_once_with_what_helps() {
     );
 }
 
+/// A device that hangs, as far as a CPU can show it: a phase that does not end.
+#[test]
+fn a_worker_whose_device_does_not_answer_ends_and_names_device_and_phase() {
+    let run = Run::new();
+    let mut command = run.training(&SHORT);
+    command.args(["--max-restarts", "0", "run.wait_timeout_s=20"]).env("TANDEM_TEST_DELAYS", "backward=3600000");
+    let finished = tests::finish(command, LIMIT);
+    let stderr = finished.stderr();
+    assert_eq!(finished.code(), Some(2), "{stderr}");
+    let (hint, line) = (stderr.lines().next_back().unwrap(), stderr.lines().nth_back(1).unwrap());
+    assert!(line.starts_with("tandem: drafter 0 ") && line.contains("(backward)"), "{stderr}");
+    assert!(line.contains("the phase `backward` has not ended for 18.0 s on cpu"), "{stderr}");
+    assert!(hint.starts_with("hint: for a GPU, nvidia-smi and dmesg (Xid)"), "{stderr}");
+}
+
 /// As after a build in the middle of a run: the worker that is started again is newer than the queue.
 #[test]
 fn what_another_build_made_is_refused_at_once() {

@@ -56,6 +56,14 @@ pub fn device(wanted: Wanted, rank: Rank) -> Result<Device, DeviceError> {
     }
 }
 
+/// What a person calls the device: `cpu`, `cuda:1`.
+pub fn name(device: Device) -> String {
+    match device {
+        Device::Cuda(ordinal) => format!("cuda:{ordinal}"),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
 /// The libtorch type of a configured one.
 pub fn kind(dtype: Dtype) -> Kind {
     match dtype {

@@ -192,6 +192,16 @@ impl Queue {
         self.shared.facts.geometry.sizes.capacity
     }
 
+    /// What a thread of a worker is doing and since when, in nanoseconds of the monotonic clock; none if nobody is there,
+    /// or it changes just now.
+    pub(crate) fn at_work(&self, (role, rank): (Role, Rank), track: Track) -> Option<(Phase, u64)> {
+        let code = self.shared.facts.code(role, rank)?;
+        let times = timed::times(&self.shared.segment, &self.shared.facts, code, track);
+        let (read, whole) = times.read();
+        let phase = read.phase.filter(|_| whole && times.is_used())?;
+        Some((Phase::from_number(phase), read.since_ns))
+    }
+
     /// What the queue looks like now, without the lock.
     pub fn snapshot(&self) -> Snapshot {
         let shared = &*self.shared;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use common::config::Config;
 use common::ids::{Rank, Role};
+use common::queue::{Consumer, Phase};
 use common::reduce::{Sum, SumError};
 use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
@@ -88,11 +89,18 @@ impl Exchange {
     ///
     /// # Errors
     /// A rank does not come, or the launcher says that it never will.
-    pub(crate) fn sum(&mut self, parameters: &mut Parameters, sums: Sums) -> Result<Sums, ExchangeError> {
+    pub(crate) fn sum(
+        &mut self,
+        parameters: &mut Parameters,
+        sums: Sums,
+        consumer: &Consumer,
+    ) -> Result<Sums, ExchangeError> {
         let Some(Ranks { meeting, tensors }) = &mut self.ranks else { return Ok(sums) };
         match tensors {
             Tensors::Host(buffer) => {
+                let device = parameters.gradient().device().is_cuda().then(|| consumer.time(Phase::Device));
                 let gradient = parameters.gradient().to_device(Device::Cpu);
+                drop(device);
                 gradient.copy_data(buffer, gradient.numel());
                 let mut scalars = sums.to_scalars();
                 meeting.sum(buffer, &mut scalars, &self.patience)?;

@@ -23,6 +23,7 @@ use common::run_plan::RunPlan;
 use common::shutdown::Shutdown;
 use common::telemetry;
 use common::wait::{Patience, WaitError};
+use common::watchdog;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotReader};
 use model::drafter::Drafter;
 use model::runtime::DeviceError;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
     let mut consumer = queue.consumer(rank)?;
     consumer.phase(Phase::Loading);
     let worker = (Role::Drafter, rank);
+    watchdog::start(&queue, worker, patience.timeout, model::runtime::name(device), launcher);
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
     let arena = match Arena::attach(&config, &plan, seat) {
         Err(error) if error.is_shutdown() => return Ok(()),
@@ -199,7 +201,7 @@ impl<'a> Trainer<'a> {
         }
         sums.stopping = f64::from(u8::from(self.job.patience.shutdown.is_set()));
         consumer.phase(Phase::AllReduce);
-        let sums = self.exchange.sum(self.drafter.parameters_mut(), sums)?;
+        let sums = self.exchange.sum(self.drafter.parameters_mut(), sums, &consumer)?;
         if sums.short > 0.0 || sums.batches == 0.0 {
             return Ok(None);
         }

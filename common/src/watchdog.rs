@@ -1,0 +1,104 @@
+//! Ends a worker that stays in one phase of work for longer than the others would wait for it.
+//!
+//! A device that does not answer holds a thread in a call that nothing ends from inside: a copy, a launch, a wait for an
+//! event. So another thread looks at the phases that the worker tells about anyway, and its work pays nothing for it.
+//! Waits for other processes, sums over drafters among them, have deadlines of their own.
+
+use std::thread;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::exit::{Code, Fault};
+use crate::ids::{Rank, Role};
+use crate::launched::Launcher;
+use crate::queue::{Phase, Queue, Track};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+const HINT: &str =
+    "for a GPU, nvidia-smi and dmesg (Xid) tell more; if the device is only slow, raise run.wait_timeout_s";
+
+/// A worker's phase that does not end.
+#[derive(Debug, Error)]
+#[error(
+    "the phase `{}` has not ended for {:.1} s on {device}: the device does not answer, or is slower than anybody waits",
+    phase.name(),
+    after.as_secs_f64()
+)]
+struct Stuck {
+    phase: Phase,
+    after: Duration,
+    device: String,
+}
+
+/// Watches the two threads of a worker that computes on `device`, for the life of its process. `patience` is how long
+/// others wait: a phase of work may take nine tenths of that, so that the one who hangs speaks first.
+pub fn start(queue: &Queue, worker: (Role, Rank), patience: Duration, device: String, launcher: &Launcher) {
+    let (queue, launcher) = (queue.clone(), launcher.clone());
+    thread::spawn(move || {
+        let mut watches = [Track::Main, Track::Side].map(|track| (track, Watch::default()));
+        let limit = patience * 9 / 10;
+        loop {
+            thread::sleep(LOOK);
+            for (track, watch) in &mut watches {
+                let Some(phase) = watch.look(queue.at_work(worker, *track), limit) else { continue };
+                let stuck = Stuck { phase, after: watch.same, device: device.clone() };
+                launcher.end_at_once(&Fault::new(Code::Failure, stuck).with_hint(HINT));
+            }
+        }
+    });
+}
+
+/// A thread as it was seen last.
+#[derive(Default)]
+struct Watch {
+    seen: Option<(Phase, u64)>,
+    /// How long it was seen so. Looks are counted, not the clock: a process that was stopped has not worked.
+    same: Duration,
+}
+
+impl Watch {
+    /// The phase of work, entered at that time, that has lasted for `limit`; none if all is well.
+    fn look(&mut self, present: Option<(Phase, u64)>, limit: Duration) -> Option<Phase> {
+        let works = |(phase, _): (Phase, u64)| !phase.is_wait() && phase != Phase::AllReduce;
+        let lasts = present == self.seen && present.is_some_and(works);
+        self.same = if lasts { self.same + LOOK } else { Duration::ZERO };
+        self.seen = present;
+        present.filter(|_| self.same >= limit && lasts).map(|(phase, _)| phase)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = LOOK.saturating_mul(3);
+
+    fn looks(seen: &[Option<(Phase, u64)>]) -> Vec<Option<Phase>> {
+        let mut watch = Watch::default();
+        seen.iter().map(|present| watch.look(*present, LIMIT)).collect()
+    }
+
+    #[test]
+    fn work_that_lasts_is_seen_at_the_limit_and_not_before() {
+        let backward = Some((Phase::Backward, 7));
+        assert_eq!(looks(&[backward; 4]), [None, None, None, Some(Phase::Backward)]);
+    }
+
+    #[test]
+    fn the_same_phase_entered_again_starts_anew() {
+        let [first, second] = [Some((Phase::Device, 7)), Some((Phase::Device, 8))];
+        let seen = [first, first, first, second, second, second, second];
+        assert_eq!(looks(&seen), [None, None, None, None, None, None, Some(Phase::Device)]);
+    }
+
+    #[test]
+    fn waits_for_others_and_threads_that_are_not_at_work_may_last() {
+        for waits in [Phase::WaitSlot, Phase::Await, Phase::AllReduce] {
+            assert!(looks(&[Some((waits, 7)); 9]).iter().all(Option::is_none));
+        }
+        assert!(looks(&[None; 9]).iter().all(Option::is_none));
+    }
+}
