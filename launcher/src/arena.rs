@@ -70,14 +70,15 @@ impl Arena {
         Ok(deliveries)
     }
 
-    /// Takes note of a worker's end. If memory is lost with it: how many ready batches went, and are pending again.
+    /// Takes note of a worker's end. How many ready batches went with its memory, and are pending again; and word of
+    /// that for the others.
     ///
     /// # Errors
     /// The queue's lock cannot be had.
-    pub(crate) fn ended(&mut self, worker: WorkerId, queue: &QueueOwner) -> Result<Option<u64>, ReclaimError> {
-        let Arena::Gpu { broker, parts } = self else { return Ok(None) };
-        let Some(part) = broker.ended((worker.role, worker.rank)) else { return Ok(None) };
-        Ok(Some(queue.forfeit_slots(parts.slots_of(part))?))
+    pub(crate) fn ended(&mut self, worker: WorkerId, queue: &QueueOwner) -> Result<(u64, Vec<Delivery>), ReclaimError> {
+        let Arena::Gpu { broker, parts } = self else { return Ok((0, Vec::new())) };
+        let Some(lost) = broker.ended((worker.role, worker.rank)) else { return Ok((0, Vec::new())) };
+        Ok((queue.forfeit_slots(parts.slots_of(lost.part))?, lost.deliveries))
     }
 }
 

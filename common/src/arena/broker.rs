@@ -53,6 +53,15 @@ pub struct Delivery {
     pub fd: Option<OwnedFd>,
 }
 
+/// A part that went with the target that made it.
+#[derive(Debug)]
+pub struct Lost {
+    /// Which.
+    pub part: u32,
+    /// Word of it for everybody who has it mapped: the GPU has its memory back only when they have let go.
+    pub deliveries: Vec<Delivery>,
+}
+
 /// Holds the arena's parts for workers that come later. Part r is target r's to make.
 ///
 /// It never opens what it holds: a file descriptor keeps GPU memory alive without a CUDA context. Dropping the broker
@@ -129,15 +138,17 @@ impl Broker {
     }
 
     /// Takes note of a worker's end. The part whose content is lost with it, if one is.
-    pub fn ended(&mut self, worker: Worker) -> Option<u32> {
-        self.asked.remove(&key(worker));
-        let (role, Rank(rank)) = worker;
+    pub fn ended(&mut self, from: Worker) -> Option<Lost> {
+        self.asked.remove(&key(from));
+        let (role, Rank(rank)) = from;
         if self.kind != ArenaKind::Cuipc || role != Role::Target {
             return None;
         }
         self.parts.get_mut(rank as usize)?.take()?;
+        let reply = ArenaReply::Gone { part: rank, version: self.versions[rank as usize] };
         self.versions[rank as usize] += 1;
-        Some(rank)
+        let gone = |to: &(u8, u32)| Delivery { to: worker(*to), reply: reply.clone(), fd: None };
+        Some(Lost { part: rank, deliveries: self.asked.keys().map(gone).collect() })
     }
 }
 
@@ -196,7 +207,7 @@ mod tests {
             told(broker.hear(T0, ArenaRequest::Want, None).unwrap()),
             [(T0, ArenaReply::Map(made.clone())), (T0, make(0))]
         );
-        assert_eq!(broker.ended(T1), None);
+        assert!(broker.ended(T1).is_none());
         assert_eq!(told(broker.hear(T1, ArenaRequest::Want, None).unwrap()), [(T1, ArenaReply::Map(made))]);
     }
 
@@ -207,8 +218,11 @@ mod tests {
         broker.hear(T0, ArenaRequest::Want, None).unwrap();
         let made = part(0, 0, Memory::Ipc(vec![7; 64]));
         broker.hear(T0, ArenaRequest::Made(made), None).unwrap();
-        assert_eq!(broker.ended(D0), None, "a drafter's death loses nothing");
-        assert_eq!(broker.ended(T0), Some(0));
+        assert!(broker.ended(D0).is_none(), "a drafter's death loses nothing");
+        broker.hear(D0, ArenaRequest::Want, None).unwrap();
+        let lost = broker.ended(T0).unwrap();
+        let gone = ArenaReply::Gone { part: 0, version: 0 };
+        assert_eq!((lost.part, told(lost.deliveries)), (0, vec![(D0, gone)]));
         assert_eq!(told(broker.hear(D0, ArenaRequest::Want, None).unwrap()), []);
         let make = ArenaReply::Make { part: 0, version: 1 };
         assert_eq!(told(broker.hear(T0, ArenaRequest::Want, None).unwrap()), [(T0, make)]);

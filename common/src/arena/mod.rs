@@ -16,7 +16,7 @@ use crate::config::{ArenaChoice, Device};
 use crate::ids::SlotIndex;
 use crate::queue::part_of;
 
-pub use broker::{Broker, BrokerError, Delivery, Worker};
+pub use broker::{Broker, BrokerError, Delivery, Lost, Worker};
 
 /// Each worker's own room at the end of every part on a GPU, to try the way there.
 pub const LANE_BYTES: usize = 8 << 20;
@@ -144,6 +144,13 @@ pub enum ArenaReply {
     },
     /// Map this part.
     Map(Part),
+    /// The part is gone with the target that made it, and is to be made anew: let go of its memory.
+    Gone {
+        /// Which.
+        part: u32,
+        /// How often it had been made before.
+        version: u32,
+    },
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use common::arena::{ArenaKind, ArenaRequest};
+use common::arena::{ArenaKind, ArenaRequest, Delivery};
 use common::ids::{Rank, Role, Step};
 use common::line::{Received, RestartPoint, ToLauncher, ToWorker};
 use common::manifest;
@@ -198,13 +198,17 @@ impl Fleet {
     /// Answers a worker that asks for the arena, or has made a part of it.
     fn hand_out(&mut self, worker: WorkerId, request: ArenaRequest, file: Option<OwnedFd>) {
         match self.arena.hear(worker, (request, file), &self.queue) {
-            Ok(deliveries) => deliveries.into_iter().for_each(|delivery| {
-                let (role, rank) = delivery.to;
-                let file = delivery.fd.as_ref().map(AsFd::as_fd);
-                let child = self.child(WorkerId { role, rank });
-                child.into_iter().for_each(|child| child.tell(&ToWorker::Arena(delivery.reply.clone()), file));
-            }),
+            Ok(deliveries) => self.deliver(deliveries),
             Err(error) => self.child(worker).into_iter().for_each(|child| child.fail("its part of the arena", &error)),
+        }
+    }
+
+    fn deliver(&mut self, deliveries: Vec<Delivery>) {
+        for Delivery { to: (role, rank), reply, fd } in deliveries {
+            let child = self.child(WorkerId { role, rank });
+            child
+                .into_iter()
+                .for_each(|child| child.tell(&ToWorker::Arena(reply.clone()), fd.as_ref().map(AsFd::as_fd)));
         }
     }
 
@@ -216,8 +220,10 @@ impl Fleet {
         let index = self.children.iter().position(|running| running.worker == worker);
         let Running { child, batches, log, .. } = self.children.swap_remove(index.expect("only running workers end"));
         let pid = child.pid().as_raw().unsigned_abs();
-        let lost = self.arena.ended(worker, &self.queue).map_err(|source| FleetError::Reclaim { worker, source })?;
-        if let Some(lost) = lost.filter(|lost| *lost > 0) {
+        let ended = self.arena.ended(worker, &self.queue);
+        let (lost, deliveries) = ended.map_err(|source| FleetError::Reclaim { worker, source })?;
+        self.deliver(deliveries);
+        if lost > 0 {
             let which = format!("{lost} ready batches went with the GPU memory of {worker}");
             self.console.say(format!("tandem: {which}; they are computed again"));
         }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::arena::{ArenaRequest, Broker, Worker};
+use common::arena::{ArenaRequest, Broker, Delivery, Worker};
 use common::config::{GateMode, PopPolicy};
 use common::exit::AnyError;
 use common::ids::{Rank, Role};
@@ -27,6 +27,8 @@ pub(crate) struct World {
     running: BTreeMap<(u8, u32), Running>,
     /// Batches whose memory was lost with a target.
     pub(crate) forfeited: u64,
+    /// When a part was last made anew.
+    pub(crate) remade: Option<Instant>,
     /// Everything that workers said.
     pub(crate) said: Vec<String>,
 }
@@ -60,7 +62,7 @@ impl World {
             seed: 1,
         })?;
         let broker = Broker::new(spec.kind, spec.targets.len() as u32);
-        Ok(World { spec, queue, broker, running: BTreeMap::new(), forfeited: 0, said: Vec::new() })
+        Ok(World { spec, queue, broker, running: BTreeMap::new(), forfeited: 0, remade: None, said: Vec::new() })
     }
 
     /// Starts a worker.
@@ -106,16 +108,22 @@ impl World {
 
     fn answer(&mut self, worker: Worker, request: ArenaRequest, fd: Option<OwnedFd>) -> Result<(), AnyError> {
         let made = if let ArenaRequest::Made(part) = &request { Some((part.part, part.version)) } else { None };
-        for delivery in self.broker.hear(worker, request, fd)? {
-            if let Some(to) = self.running.get(&key(delivery.to)) {
-                // Whoever does not take it is ending.
-                let _ = to.line.send(&delivery.reply, delivery.fd.as_ref().map(AsFd::as_fd), Duration::from_secs(1));
-            }
-        }
+        let deliveries = self.broker.hear(worker, request, fd)?;
+        self.deliver(deliveries);
         if let Some((part, version)) = made.filter(|(_, version)| *version > 0) {
             self.queue.restore_slots(self.spec.layout().parts.slots_of(part), version)?;
+            self.remade = Some(Instant::now());
         }
         Ok(())
+    }
+
+    fn deliver(&self, deliveries: Vec<Delivery>) {
+        for Delivery { to, reply, fd } in deliveries {
+            if let Some(to) = self.running.get(&key(to)) {
+                // Whoever does not take it is ending.
+                let _ = to.line.send(&reply, fd.as_ref().map(AsFd::as_fd), Duration::from_secs(1));
+            }
+        }
     }
 
     fn collect(&mut self) -> Result<Vec<(Worker, Job, std::process::ExitStatus)>, AnyError> {
@@ -129,8 +137,9 @@ impl World {
             let gone = self.running.remove(&key(*worker)).ok_or("it was there")?;
             self.said.extend(gone.lines.iter());
             self.queue.reclaim(worker.0, worker.1)?;
-            if let Some(part) = self.broker.ended(*worker) {
-                self.forfeited += self.queue.forfeit_slots(self.spec.layout().parts.slots_of(part))?;
+            if let Some(lost) = self.broker.ended(*worker) {
+                self.forfeited += self.queue.forfeit_slots(self.spec.layout().parts.slots_of(lost.part))?;
+                self.deliver(lost.deliveries);
             }
         }
         Ok(ended)

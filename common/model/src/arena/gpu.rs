@@ -1,23 +1,42 @@
 //! The arena on GPUs: parts that this process made or mapped, and where each slot lies.
+//!
+//! A part that goes with its target (`cuipc`) stays on its GPU while anybody has it mapped. So a thread listens to the
+//! launcher, and lets go of it and maps its successor whatever the worker is doing.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use common::arena::{ArenaKind, ArenaReply, ArenaRequest, Memory, Part};
 use common::ids::SlotIndex;
-use common::wait::Patience;
+use common::shutdown::Shutdown;
+use common::wait::{Patience, WaitError};
 
-use super::link::{Inbox, Link, LinkError};
+use super::link::{Inbox, LOOK, Link, LinkError};
 use super::{ArenaError, GpuLayout};
-use crate::cuda::memory::{self, Mapping};
+use crate::cuda::memory::{self, IPC_BYTES, Mapping};
 use crate::cuda::{CudaError, Gpu, GpuId, Refusal};
+
+/// How long a target that makes its part anew waits for others to let go of what was there before.
+const LET_GO: Duration = Duration::from_secs(10);
+
+/// Between two looks at something that other processes or threads do within milliseconds.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// All parts of the arena, mapped on this process's GPU.
 pub struct GpuArena {
+    parts: Arc<MappedParts>,
+    /// None where no part is ever made anew.
+    listener: Option<JoinHandle<()>>,
+    stop: Shutdown,
+}
+
+/// What the worker's threads and the listener share.
+struct MappedParts {
     gpu: Gpu,
     layout: GpuLayout,
-    inbox: Mutex<Inbox>,
-    parts: Mutex<Vec<Option<Arc<MappedPart>>>>,
+    mapped: Mutex<Vec<Option<Arc<MappedPart>>>>,
 }
 
 /// One part as this process has it mapped.
@@ -51,68 +70,96 @@ impl GpuArena {
         link: Box<dyn Link>,
         patience: &Patience,
     ) -> Result<GpuArena, ArenaError> {
-        let parts = Mutex::new((0..layout.parts.count()).map(|_| None).collect());
-        let arena = GpuArena { gpu, layout, inbox: Mutex::new(Inbox::new(link)), parts };
-        arena.inbox().send(ArenaRequest::Want, None)?;
-        let missing = |part: &u32| !layout.parts.slots_of(*part).is_empty() && arena.part(*part).is_none();
+        let mapped = Mutex::new((0..layout.parts.count()).map(|_| None).collect());
+        let parts = Arc::new(MappedParts { gpu, layout, mapped });
+        let mut inbox = Inbox::new(link);
+        inbox.send(ArenaRequest::Want, None)?;
+        let missing = |part: &u32| !layout.parts.slots_of(*part).is_empty() && parts.get(*part).is_none();
         while let Some(part) = (0..layout.parts.count()).find(missing) {
             let what = format!("part {part} of the arena, which target {part} makes");
-            let (reply, fd) = arena.inbox().await_next(|_, _| true, patience, &what)?;
-            arena.take(reply, fd)?;
+            match inbox.await_next(patience, &what)? {
+                (ArenaReply::Make { part, version }, _) => parts.make((part, version), &inbox, patience)?,
+                (ArenaReply::Map(part), fd) => parts.map(&part, fd)?,
+                (ArenaReply::Gone { part, .. }, _) => parts.put(part, None),
+            }
         }
-        Ok(arena)
+        let (stop, shared) = (Shutdown::never(), Arc::clone(&parts));
+        let listener = (layout.kind == ArenaKind::Cuipc).then(|| {
+            let stop = stop.clone();
+            thread::spawn(move || shared.listen(inbox, &stop))
+        });
+        Ok(GpuArena { parts, listener, stop })
     }
 
     /// The GPU of this process.
     pub fn gpu(&self) -> &Gpu {
-        &self.gpu
+        &self.parts.gpu
     }
 
     /// How it is laid out.
     pub fn layout(&self) -> &GpuLayout {
-        &self.layout
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        &self.parts.layout
     }
 
     pub(super) fn part(&self, part: u32) -> Option<Arc<MappedPart>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)[part as usize].clone()
-    }
-
-    fn put(&self, part: u32, mapped: MappedPart) {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)[part as usize] = Some(Arc::new(mapped));
+        self.parts.get(part)
     }
 
     /// Where a slot lies, once this process has that version of its part mapped.
     pub(super) fn place(&self, slot: SlotIndex, version: u32, patience: &Patience) -> Result<SlotPlace, ArenaError> {
-        let (number, index) = self.layout.parts.place(slot);
-        loop {
-            if let Some(part) = self.part(number).filter(|part| part.version >= version) {
-                return Ok(SlotPlace { part, offset: index as usize * self.layout.shape.bytes() });
+        let (number, index) = self.layout().parts.place(slot);
+        let what = || format!("part {number} of the arena, which target {number} makes anew");
+        let part = patience.poll(what, PAUSE, || self.part(number).filter(|part| part.version >= version));
+        let offset = index as usize * self.layout().shape.bytes();
+        Ok(SlotPlace { part: part.map_err(LinkError::from)?, offset })
+    }
+}
+
+impl Drop for GpuArena {
+    fn drop(&mut self) {
+        self.stop.request();
+        self.listener.take().into_iter().for_each(|listener| drop(listener.join()));
+    }
+}
+
+impl MappedParts {
+    fn get(&self, part: u32) -> Option<Arc<MappedPart>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)[part as usize].clone()
+    }
+
+    /// The one before is unmapped once nobody copies to or from it any more.
+    fn put(&self, part: u32, mapped: Option<MappedPart>) {
+        let place = &mut self.mapped.lock().unwrap_or_else(PoisonError::into_inner)[part as usize];
+        let before = std::mem::replace(place, mapped.map(Arc::new));
+        drop(before);
+    }
+
+    /// Follows the launcher's word on parts that targets lose and make anew.
+    fn listen(&self, mut inbox: Inbox, stop: &Shutdown) {
+        while !stop.is_set() {
+            match inbox.next(LOOK) {
+                Ok(Some((ArenaReply::Gone { part, version }, _))) => {
+                    self.put(part, None);
+                    tracing::info!("arena: part {part} is gone with target {part}, and let go of (version {version})");
+                }
+                Ok(Some((ArenaReply::Map(part), fd))) => match self.map(&part, fd) {
+                    Ok(()) => tracing::info!("arena: part {} is mapped anew (version {})", part.part, part.version),
+                    // Its target has died again: the next word is that it is gone. Else whoever needs it says what is missing.
+                    Err(error) => tracing::warn!("arena: part {}: {error}", part.part),
+                },
+                Ok(Some((ArenaReply::Make { part, .. }, _))) => tracing::warn!("arena: part {part} is made already"),
+                Ok(None) => {}
+                Err(error) => return tracing::warn!("arena: {error}"),
             }
-            let what = format!("part {number} of the arena, which target {number} makes anew");
-            let wanted = |part, found| part == number && found >= version;
-            let (reply, fd) = self.inbox().await_next(wanted, patience, &what)?;
-            self.take(reply, fd)?;
         }
     }
 
-    /// Does what the launcher says.
-    fn take(&self, reply: ArenaReply, fd: Option<OwnedFd>) -> Result<(), ArenaError> {
-        match reply {
-            ArenaReply::Make { part, version } => self.make(part, version),
-            ArenaReply::Map(part) => self.map(&part, fd),
-        }
-    }
-
-    fn make(&self, part: u32, version: u32) -> Result<(), ArenaError> {
+    fn make(&self, (part, version): (u32, u32), inbox: &Inbox, patience: &Patience) -> Result<(), ArenaError> {
         let bytes = self.layout.part_bytes(part);
         tracing::info!("arena: part {part} takes {} MiB on {}", bytes.div_ceil(1 << 20), self.gpu.id());
         let (mapping, memory, fd) = match self.layout.kind {
             ArenaKind::Cuipc => {
-                let (mapping, handle) = memory::create_ipc(&self.gpu, bytes)?;
+                let (mapping, handle) = self.create_ipc(bytes, version, patience)?;
                 (mapping, Memory::Ipc(handle.to_vec()), None)
             }
             ArenaKind::Fd | ArenaKind::Host => {
@@ -121,9 +168,30 @@ impl GpuArena {
             }
         };
         let bytes = mapping.len() as u64;
-        self.put(part, MappedPart { mapping, gpu: self.gpu.id(), version });
+        self.put(part, Some(MappedPart { mapping, gpu: self.gpu.id(), version }));
         let made = Part { part, version, bytes, gpu: self.gpu.id().0, memory };
-        Ok(self.inbox().send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
+        Ok(inbox.send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
+    }
+
+    /// Memory for a part; one that is made anew may have to wait until all have let go of its predecessor.
+    fn create_ipc(
+        &self,
+        bytes: usize,
+        version: u32,
+        patience: &Patience,
+    ) -> Result<(Mapping, [u8; IPC_BYTES]), ArenaError> {
+        let is_full = |error: &CudaError| matches!(error, CudaError::Refused(Refusal::Memory { .. }));
+        let patience = Patience { timeout: patience.timeout.min(LET_GO), shutdown: patience.shutdown.clone() };
+        let made = patience.poll(String::new, PAUSE, || match memory::create_ipc(&self.gpu, bytes) {
+            Err(error) if version > 0 && is_full(&error) => None,
+            made => Some(made),
+        });
+        match made {
+            Ok(made) => Ok(made?),
+            // What is in the way says the last try.
+            Err(WaitError::Timeout { .. }) => Ok(memory::create_ipc(&self.gpu, bytes)?),
+            Err(ended) => Err(LinkError::from(ended).into()),
+        }
     }
 
     fn map(&self, part: &Part, fd: Option<OwnedFd>) -> Result<(), ArenaError> {
@@ -133,7 +201,7 @@ impl GpuArena {
         let len = part.bytes as usize;
         let mapped = match (&part.memory, fd) {
             (Memory::Fd, Some(fd)) => memory::import_fd(&self.gpu, fd.as_fd(), len),
-            (Memory::Ipc(handle), _) if handle.len() == memory::IPC_BYTES => {
+            (Memory::Ipc(handle), _) if handle.len() == IPC_BYTES => {
                 let handle = std::array::from_fn(|place| handle[place]);
                 memory::open_ipc(&self.gpu, handle, len)
             }
@@ -143,7 +211,7 @@ impl GpuArena {
             true => Refusal::Hidden { own: self.gpu.id(), other: gpu }.into(),
             false => error,
         })?;
-        self.put(part.part, MappedPart { mapping, gpu, version: part.version });
+        self.put(part.part, Some(MappedPart { mapping, gpu, version: part.version }));
         Ok(())
     }
 }

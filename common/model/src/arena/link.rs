@@ -75,7 +75,7 @@ impl Link for LauncherLink {
 }
 
 /// Between two looks at whether the worker is to end.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// A link, and what came over it that nobody has asked for yet: of each part the newest word alone, as the memory that an
 /// older one speaks of may be gone.
@@ -94,23 +94,12 @@ impl Inbox {
         self.link.send(request, fd)
     }
 
-    /// The next message of those that are `wanted`, by part and version, as long as patience lasts. `what` says what is
-    /// waited for.
-    pub(super) fn await_next(
-        &mut self,
-        wanted: impl Fn(u32, u32) -> bool,
-        patience: &Patience,
-        what: &str,
-    ) -> Result<Incoming, LinkError> {
+    /// The next message, as long as patience lasts. `what` says what is waited for.
+    pub(super) fn await_next(&mut self, patience: &Patience, what: &str) -> Result<Incoming, LinkError> {
         let started = Instant::now();
-        self.fetch(Duration::ZERO)?;
         loop {
-            let found = self.newest.iter().position(|(reply, _)| {
-                let (part, version) = subject(reply);
-                wanted(part, version)
-            });
-            if let Some(found) = found {
-                return Ok(self.newest.remove(found));
+            if let Some(incoming) = self.next(LOOK)? {
+                return Ok(incoming);
             }
             if patience.shutdown.is_set() {
                 return Err(WaitError::Shutdown.into());
@@ -119,15 +108,20 @@ impl Inbox {
             if after > patience.timeout {
                 return Err(WaitError::Timeout { what: what.to_owned(), after }.into());
             }
-            self.fetch(LOOK)?;
         }
+    }
+
+    /// The next message, if one comes within `timeout`.
+    pub(super) fn next(&mut self, timeout: Duration) -> Result<Option<Incoming>, LinkError> {
+        self.fetch(if self.newest.is_empty() { timeout } else { Duration::ZERO })?;
+        Ok((!self.newest.is_empty()).then(|| self.newest.remove(0)))
     }
 
     /// Takes all that has come, waiting up to `timeout` for the first of it.
     fn fetch(&mut self, mut timeout: Duration) -> Result<(), LinkError> {
         while let Some(incoming) = self.link.receive(timeout)? {
-            let (part, _) = subject(&incoming.0);
-            self.newest.retain(|(older, _)| subject(older).0 != part);
+            let part = subject(&incoming.0);
+            self.newest.retain(|(older, _)| subject(older) != part);
             self.newest.push(incoming);
             timeout = Duration::ZERO;
         }
@@ -135,11 +129,11 @@ impl Inbox {
     }
 }
 
-/// The part that a message speaks of, and its version.
-fn subject(reply: &ArenaReply) -> (u32, u32) {
+/// The part that a message speaks of.
+fn subject(reply: &ArenaReply) -> u32 {
     match reply {
-        ArenaReply::Make { part, version } => (*part, *version),
-        ArenaReply::Map(part) => (part.part, part.version),
+        ArenaReply::Make { part, .. } | ArenaReply::Gone { part, .. } => *part,
+        ArenaReply::Map(part) => part.part,
     }
 }
 
@@ -179,28 +173,24 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_made_anew_meanwhile_is_never_mapped() {
+    fn of_each_part_the_newest_word_alone_is_heard() {
         let (sender, mut inbox) = inbox();
-        for (part, version) in [(0, 1), (1, 1), (0, 2), (1, 2), (1, 3)] {
-            sender.send(map(part, version)).unwrap();
+        let gone = |part, version| (ArenaReply::Gone { part, version }, None);
+        for incoming in [map(0, 1), map(1, 1), gone(0, 1), map(0, 2), map(2, 1), gone(1, 1)] {
+            sender.send(incoming).unwrap();
         }
         let patience = patience(Duration::from_secs(20));
-        let mut next = |part, from| {
-            let wanted = move |found, version| found == part && version >= from;
-            subject(&inbox.await_next(wanted, &patience, "a part").unwrap().0)
-        };
-        assert_eq!(next(1, 1), (1, 3));
-        assert_eq!(next(0, 2), (0, 2));
+        let mut next = || inbox.await_next(&patience, "a part").unwrap().0;
+        assert_eq!([next(), next(), next()], [map(0, 2).0, map(2, 1).0, gone(1, 1).0]);
     }
 
     #[test]
-    fn a_word_that_is_too_old_is_waited_past_and_the_wait_ends() {
-        let (sender, mut inbox) = inbox();
-        sender.send(map(0, 1)).unwrap();
-        let newer = |part, version| part == 0 && version >= 2;
-        let waited = inbox.await_next(newer, &patience(Duration::from_millis(1)), "part 0");
-        assert!(matches!(waited, Err(LinkError::Wait(WaitError::Timeout { .. }))));
-        sender.send(map(0, 2)).unwrap();
-        assert_eq!(subject(&inbox.await_next(newer, &patience(Duration::from_secs(20)), "part 0").unwrap().0), (0, 2));
+    fn a_word_that_does_not_come_ends_the_wait_with_its_name() {
+        let (_sender, mut inbox) = inbox();
+        let waited = inbox.await_next(&patience(Duration::from_millis(1)), "part 0").unwrap_err();
+        assert!(waited.to_string().ends_with("s for part 0"), "{waited}");
+        let patience = patience(Duration::from_secs(20));
+        patience.shutdown.request();
+        assert!(matches!(inbox.await_next(&patience, "part 0"), Err(LinkError::Wait(WaitError::Shutdown))));
     }
 }
