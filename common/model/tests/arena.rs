@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use common::config::{Dtype, GateMode, PopPolicy};
 use common::ids::{BatchId, Rank, SlotIndex, Step};
+use common::model_config::{Architecture, Rope, RopeScaling, TargetConfig};
 use common::queue::{Queue, QueueOwner, QueueSpec, Rows, arena_name};
 use common::shm::Segment;
 use common::shutdown::Shutdown;
 use common::wait::Patience;
 use model::arena::{Arena, ArenaError, HostArena, SlotReader, SlotShape, SlotWriter};
+use model::target::Backbone;
 use tch::{Device, Kind, Tensor};
 
 const SHAPE: SlotShape = SlotShape { tokens: 12, taps: 3, hidden: 8, dtype: Dtype::Bfloat16 };
@@ -31,7 +33,7 @@ impl World {
             run_id: run_id.clone(),
             capacity: SLOTS,
             batch_tokens: SHAPE.tokens as u32,
-            max_documents: 1,
+            max_documents: 4,
             slot_bytes: SHAPE.bytes() as u64,
             bucket_bounds: Vec::new(),
             min_ready: 1,
@@ -106,6 +108,81 @@ fn what_is_read_is_bit_for_bit_what_was_captured_whatever_the_length() {
         assert!(read.taps.equal(&Tensor::cat(&taps(id, i64::from(tokens)), 1)));
         lease.release().unwrap();
         consumer.trained(&[id], Step(1)).unwrap();
+    }
+}
+
+fn backbone() -> Backbone {
+    let config = TargetConfig {
+        architecture: Architecture::Qwen3,
+        vocab_size: 40,
+        hidden_size: SHAPE.hidden,
+        intermediate_size: 16,
+        num_hidden_layers: 5,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 4,
+        rms_norm_eps: 1e-6,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
+        tie_word_embeddings: true,
+        attention_bias: false,
+        max_position_embeddings: 64,
+        bos_token_id: None,
+        eos_token_ids: vec![],
+    };
+    Backbone::random(&config, 5, Device::Cpu, Kind::BFloat16).unwrap()
+}
+
+/// A batch of documents of these lengths.
+fn packed(batch: u32, lengths: &[u32]) -> Rows {
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    let tokens: u32 = lengths.iter().sum();
+    Rows {
+        token_ids: (0..tokens).map(|place| (place * 7 + batch) % 40).collect(),
+        loss_mask: vec![1; tokens as usize],
+        document_offsets: [0].into_iter().chain(ends).collect(),
+        row_ids: (0..lengths.len() as u64).collect(),
+    }
+}
+
+/// All slots are in flight at once, and used again and again. The same on GPUs: `gpu_checks taps`.
+#[test]
+fn taps_of_packed_batches_arrive_bit_for_bit_as_a_plain_forward_gives_them() {
+    const LAYERS: [usize; 3] = [0, 2, 3];
+    const DOCUMENTS: [&[u32]; 8] = [&[12], &[1, 1, 1], &[5, 7], &[1], &[3, 1, 6, 2], &[11], &[2, 9], &[4, 4]];
+    let world = World::new("taps");
+    let (backbone, writer) = (backbone(), SlotWriter::new(world.arena(), true).unwrap());
+    let reader = SlotReader::new(world.arena(), Device::Cpu, Rank(0)).unwrap();
+    let (producer, consumer) = (world.queue.producer(Rank(0)).unwrap(), world.queue.consumer(Rank(0)).unwrap());
+    let capture = |rows: &Rows, sink: &mut dyn FnMut(usize, &Tensor)| {
+        backbone.capture(&rows.token_ids, &rows.document_offsets, &LAYERS, sink);
+    };
+    for in_flight in DOCUMENTS.chunks(SLOTS as usize) {
+        let filled = in_flight.iter().map(|lengths| {
+            let lease = producer.claim(&patience()).unwrap().unwrap();
+            let rows = packed(lease.batch_id().0 as u32, lengths);
+            let mut filling = writer.fill(&lease, &patience()).unwrap();
+            capture(&rows, &mut |tap, hidden| filling.write_tap(tap, hidden));
+            (lease, filling.finish().unwrap(), rows)
+        });
+        for (mut lease, written, rows) in filled.collect::<Vec<_>>() {
+            lease.set_checksum(written.wait().unwrap());
+            lease.publish(0, &rows).unwrap();
+        }
+        for lengths in in_flight {
+            let lease = consumer.pop(&patience()).unwrap().unwrap();
+            let (batch, rows) = (lease.batch_id(), lease.rows().unwrap());
+            assert_eq!(rows, packed(batch.0 as u32, lengths));
+            let buffer = reader.buffer().unwrap();
+            let read = reader.read(&lease, rows.num_tokens(), buffer, &patience()).unwrap();
+            lease.release().unwrap();
+            consumer.trained(&[batch], Step(1)).unwrap();
+            let mut plain = Vec::new();
+            capture(&rows, &mut |_, hidden| plain.push(hidden.copy()));
+            assert!(read.taps.equal(&Tensor::cat(&plain, 1)), "{batch}");
+        }
     }
 }
 

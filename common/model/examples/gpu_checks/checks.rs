@@ -1,6 +1,7 @@
 //! The checks. Each makes a world of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::arena::ArenaKind;
@@ -9,25 +10,30 @@ use common::ids::Role;
 use common::queue::ParticipantView;
 use serde_json::json;
 
-use crate::spec::{Job, Spec};
+use crate::overhead::overhead;
+use crate::spec::{Job, Load, Spec};
+use crate::taps::taps;
 use crate::world::World;
 
 pub(crate) type Check = fn(&mut Findings) -> Result<(), AnyError>;
 
 /// By name; in this order.
-pub(crate) const CHECKS: [(&str, Check); 8] = [
+pub(crate) const CHECKS: [(&str, Check); 11] = [
     ("speed", speed),
+    ("overhead", overhead),
     ("handovers", handovers),
+    ("taps", taps),
     ("torn", torn),
     ("producers", producers),
     ("drafters", drafters),
     ("cuipc", cuipc),
+    ("reopen", reopen),
     ("refusals", refusals),
     ("leak", leak),
 ];
 
 /// A start: libtorch, a CUDA context, the arena.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
 
 /// What was found.
 pub(crate) struct Findings {
@@ -50,20 +56,20 @@ impl Findings {
         println!("{}", json!({ "name": name, "error": error.to_string(), "ok": false }));
     }
 
-    fn found(&mut self, name: &str, (value, unit): (f64, &str), ok: bool) {
+    pub(crate) fn found(&mut self, name: &str, (value, unit): (f64, &str), ok: bool) {
         self.ok &= ok;
         println!("{}", json!({ "name": name, "value": value, "unit": unit, "ok": ok }));
     }
 }
 
 /// Two devices, or one twice.
-fn devices() -> [u32; 2] {
+pub(crate) fn devices() -> [u32; 2] {
     let two = std::env::var("GPU_CHECKS_DEVICES").map_or(true, |devices| devices != "1");
     [0, u32::from(two)]
 }
 
 /// A small world: one target, one drafter, on two devices.
-fn pair(kind: ArenaKind) -> Spec {
+pub(crate) fn pair(kind: ArenaKind) -> Spec {
     let [one, other] = devices();
     Spec {
         queue: String::new(),
@@ -77,6 +83,8 @@ fn pair(kind: ArenaKind) -> Spec {
         rubbish: 0,
         verify: true,
         hides: false,
+        folder: PathBuf::new(),
+        load: Load::default(),
     }
 }
 
@@ -282,6 +290,37 @@ fn cuipc(findings: &mut Findings) -> Result<(), AnyError> {
     findings.found("published but not delivered", (dropped as f64, "batches"), dropped <= lost);
     findings.found("given up in all", (lost as f64, "batches"), true);
     findings.found("mismatches among the delivered", (world.count("bad") as f64, "batches"), world.count("bad") == 0);
+    Ok(())
+}
+
+/// A part that fills most of its GPU fits there again only when everybody has let go of the one before.
+fn reopen(findings: &mut Findings) -> Result<(), AnyError> {
+    let free = free_memory()?.into_iter().min().ok_or("there is no GPU")?;
+    let mut spec = Spec { tokens: 12_288, verify: false, drafters: vec![devices()[1]; 2], ..pair(ArenaKind::Cuipc) };
+    spec.slots = (free * 11 / 20 / spec.shape().bytes() as u64) as u32;
+    let part = spec.layout().part_bytes(0) as f64 / f64::from(1 << 30);
+    let mut world = World::new("reopen", spec)?;
+    world.start(Role::Target, 0, Job::Fill)?;
+    // One drafter at work on something else, and one that waits at the queue from here on.
+    world.start(Role::Drafter, 0, Job::Hold)?;
+    world.until("a slot in a busy drafter's hands", START, |world| world.count("held") == 1)?;
+    world.start(Role::Drafter, 1, Job::Drain)?;
+    world.until("deliveries", START, |world| world.count("got") > 1)?;
+    world.kill((Role::Target, 0))?;
+    while world.is_running(Role::Target, 0) {
+        world.look()?;
+    }
+    let lost = Instant::now();
+    world.start(Role::Target, 0, Job::Fill)?;
+    world.until("the part to be made anew", START, |world| world.remade.is_some())?;
+    let (remade, before) = (lost.elapsed(), world.count("got"));
+    let reopened = world.until("a delivery out of it", START, |world| world.count("got") > before)?;
+    findings.restarts += 1;
+    let text =
+        format!("cuipc: a part of {part:.0} GiB is made anew while its drafters work, its process's start included");
+    findings.found(&text, (remade.as_secs_f64(), "s"), true);
+    let text = "cuipc: from there until its successor's first batch is delivered (test 28)";
+    findings.found(text, (reopened.as_secs_f64(), "s"), reopened <= Duration::from_secs(1));
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Holds the GPU arena to its promises on real GPUs, without a model: speed of every way, torn reads, deaths of either
-//! side at any moment, leaks, refusals. Prints one JSON object a line, `{name, value, unit, ok}`; exits with 2 if one is
+//! Holds the GPU arena to its promises on real GPUs: speed of every way, what it costs beside work, torn reads, taps that
+//! arrive bit for bit, deaths of either side at any moment, leaks, refusals. Prints one JSON object a line, `{name, value, unit, ok}`; exits with 2 if one is
 //! not `ok`.
 //!
 //! ```sh
@@ -9,7 +9,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its findings")]
 
 mod checks;
+mod overhead;
 mod spec;
+mod taps;
 mod worker;
 mod world;
 

@@ -1,7 +1,10 @@
 //! What a worker of a check is told on its command line.
 
+use std::path::PathBuf;
+
 use common::arena::{ArenaKind, Parts};
 use common::config::Dtype;
+use common::ids::Role;
 use model::arena::{GpuLayout, SlotShape};
 use serde::{Deserialize, Serialize};
 
@@ -24,9 +27,27 @@ pub(crate) struct Spec {
     pub(crate) verify: bool,
     /// Each worker sees its own GPU alone.
     pub(crate) hides: bool,
+    /// Where payloads are kept that are compared afterwards.
+    pub(crate) folder: PathBuf,
+    /// What workers do besides moving payloads.
+    pub(crate) load: Load,
+}
+
+/// A target and a drafter that keep their GPUs busy.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Load {
+    /// Seconds of a target's step on its GPU.
+    pub(crate) target: f64,
+    /// Seconds of a drafter's.
+    pub(crate) drafter: f64,
+    /// Steps of a round.
+    pub(crate) steps: u32,
 }
 
 pub(crate) const TAPS: usize = 5;
+
+/// Documents of a batch.
+pub(crate) const MOST_DOCUMENTS: u32 = 64;
 
 impl Spec {
     pub(crate) fn layout(&self) -> GpuLayout {
@@ -44,6 +65,16 @@ impl Spec {
     }
 }
 
+impl Job {
+    /// Whose device it takes.
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Job::Fill | Job::Tear | Job::Idle | Job::Push | Job::Capture | Job::Produce => Role::Target,
+            Job::Drain | Job::Keep | Job::Consume | Job::Pull | Job::Hold | Job::Memory => Role::Drafter,
+        }
+    }
+}
+
 /// What one worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Job {
@@ -55,8 +86,16 @@ pub(crate) enum Job {
     Idle,
     /// A target that measures how fast slots are filled, and gives them back.
     Push,
+    /// A target with a model: captures, publishes, and keeps what a plain forward gives.
+    Capture,
+    /// A target that computes for a while, writes a slot, and again; in turn without the slot.
+    Produce,
     /// A drafter: reads, checks, releases.
     Drain,
+    /// A drafter that keeps what it reads.
+    Keep,
+    /// A drafter that reads a slot, computes for a while, and again; in turn without the slot.
+    Consume,
     /// A drafter that measures how fast slots are read, and gives them back.
     Pull,
     /// A drafter that reads one slot and keeps it until it is killed.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::arena::ArenaRequest;
 use common::config::Device as Wanted;
 use common::exit::AnyError;
-use common::ids::{BatchId, Rank, Step};
+use common::ids::{BatchId, Rank, Role, Step};
 use common::line::{Line, Received};
 use common::queue::{LeaseError, Phase, Queue, Rows, WriteLease};
 use common::shutdown::Shutdown;
@@ -44,20 +44,19 @@ impl Link for ArenaLine {
 type InFlight = (WriteLease, Written, Vec<Written>);
 
 /// One worker.
-struct Worker<'a> {
-    spec: &'a Spec,
-    rank: Rank,
-    device: Device,
-    patience: Patience,
-    queue: Queue,
+pub(crate) struct Worker<'a> {
+    pub(crate) spec: &'a Spec,
+    pub(crate) rank: Rank,
+    pub(crate) device: Device,
+    pub(crate) patience: Patience,
+    pub(crate) queue: Queue,
 }
 
 pub(crate) fn run(spec: &Spec, job: Job, rank: u32) -> Result<(), AnyError> {
     if job == Job::Memory {
         return memory(spec);
     }
-    let devices =
-        if matches!(job, Job::Fill | Job::Tear | Job::Push | Job::Idle) { &spec.targets } else { &spec.drafters };
+    let devices = if job.role() == Role::Target { &spec.targets } else { &spec.drafters };
     let device = if spec.hides { 0 } else { devices[rank as usize] };
     let device = model::runtime::start(Wanted::Cuda, Rank(device), 1)?;
     let patience = Patience { timeout: Duration::from_secs(120), shutdown: Shutdown::install()? };
@@ -67,7 +66,11 @@ pub(crate) fn run(spec: &Spec, job: Job, rank: u32) -> Result<(), AnyError> {
         Job::Tear => worker.tear(),
         Job::Idle => worker.idle(),
         Job::Push => worker.push(),
+        Job::Capture => worker.capture(),
+        Job::Produce => worker.produce(),
         Job::Drain => worker.drain(),
+        Job::Keep => worker.keep(),
+        Job::Consume => worker.consume(),
         Job::Pull => worker.pull(),
         Job::Hold => worker.hold(),
         Job::Memory => unreachable!("asked above"),
@@ -87,7 +90,7 @@ pub(crate) fn say(line: &str) -> Result<(), AnyError> {
 }
 
 impl Worker<'_> {
-    fn arena(&self) -> Result<Arena, AnyError> {
+    pub(crate) fn arena(&self) -> Result<Arena, AnyError> {
         let Device::Cuda(ordinal) = self.device else { return Err("no GPU".into()) };
         let link = Box::new(ArenaLine(Line::of_stdin()?));
         let arena = GpuArena::attach(Gpu::open(ordinal)?, self.spec.layout(), link, &self.patience)?;
@@ -174,14 +177,14 @@ impl Worker<'_> {
     }
 
     /// Any bits will do: they are moved, not computed with.
-    fn tap(&self, seed: u64, tap: usize, tokens: u32) -> Tensor {
+    pub(crate) fn tap(&self, seed: u64, tap: usize, tokens: u32) -> Tensor {
         let (tokens, hidden) = (i64::from(tokens), i64::from(self.spec.hidden));
         let start = (seed % 9973) as i64 * 7919 + tap as i64 * 104_729;
         let words = Tensor::arange_start(start, start + tokens * hidden / 4, (Kind::Int64, self.device));
         (words * 0x9E37_79B9_7F4A_7C15u64.cast_signed()).view_dtype(Kind::BFloat16).view([tokens, hidden])
     }
 
-    fn rows(&self, batch: BatchId) -> Rows {
+    pub(crate) fn rows(&self, batch: BatchId) -> Rows {
         let tokens = self.tokens(batch);
         Rows {
             token_ids: (0..tokens).map(|token| token ^ batch.0 as u32).collect(),
@@ -279,7 +282,7 @@ impl Worker<'_> {
     }
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
+pub(crate) fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
 }

@@ -15,7 +15,7 @@ use common::ids::{Rank, Role};
 use common::line::Line;
 use common::queue::{ParticipantView, Phase, Queue, QueueOwner, QueueSpec, queue_name};
 
-use crate::spec::{Job, Spec};
+use crate::spec::{Job, MOST_DOCUMENTS, Spec};
 
 /// Between two looks at the workers.
 const LOOK: Duration = Duration::from_millis(1);
@@ -49,7 +49,7 @@ impl World {
             run_id,
             capacity: spec.slots,
             batch_tokens: spec.tokens,
-            max_documents: 1,
+            max_documents: spec.tokens.min(MOST_DOCUMENTS),
             slot_bytes: spec.shape().bytes() as u64,
             bucket_bounds: Vec::new(),
             min_ready: 1,
