@@ -32,46 +32,8 @@ pub fn load(
     kind: Kind,
     device: Device,
 ) -> Result<BTreeMap<String, Tensor>, WeightsError> {
-    read(folder, &open(folder)?, expected, (kind, device))
-}
-
-/// The same out of the one file `path`.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_file(
-    path: &Path,
-    expected: &[(String, Vec<i64>)],
-    kind: Kind,
-    device: Device,
-) -> Result<BTreeMap<String, Tensor>, WeightsError> {
-    read(path, &[TensorFile::open(path)?], expected, (kind, device))
-}
-
-/// Reads each named tensor of `folder` into the memory given for it, in that memory's type.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_into(folder: &Path, memory: &[(String, Tensor)]) -> Result<(), WeightsError> {
     let files = open(folder)?;
-    let expected: Vec<_> = memory.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
-    let memory: HashMap<&str, &Tensor> = memory.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    let mut buffer = Vec::new();
-    for (file, name) in locate(folder, &files, &expected)? {
-        let tensor = files[file].read(name, &mut buffer)?;
-        let copied = memory[name].shallow_clone().f_copy_(&tensor);
-        copied.map_err(|source| WeightsError::Tensor { name: name.to_owned(), source })?;
-    }
-    Ok(())
-}
-
-fn read(
-    place: &Path,
-    files: &[TensorFile],
-    expected: &[(String, Vec<i64>)],
-    (kind, device): (Kind, Device),
-) -> Result<BTreeMap<String, Tensor>, WeightsError> {
-    let places = locate(place, files, expected)?;
+    let places = locate(folder, &files, expected)?;
     let mut tensors = BTreeMap::new();
     let mut buffer = Vec::new();
     for (file, name) in places {
@@ -81,6 +43,34 @@ fn read(
         tensors.insert(name.to_owned(), tensor);
     }
     Ok(tensors)
+}
+
+/// Reads each named tensor of `folder` into the memory given for it, in that memory's type.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_into(folder: &Path, memory: &[(String, Tensor)]) -> Result<(), WeightsError> {
+    fill(folder, &open(folder)?, memory)
+}
+
+/// The same out of the one file `path`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_file_into(path: &Path, memory: &[(String, Tensor)]) -> Result<(), WeightsError> {
+    fill(path, &[TensorFile::open(path)?], memory)
+}
+
+fn fill(place: &Path, files: &[TensorFile], memory: &[(String, Tensor)]) -> Result<(), WeightsError> {
+    let expected: Vec<_> = memory.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
+    let memory: HashMap<&str, &Tensor> = memory.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let mut buffer = Vec::new();
+    for (file, name) in locate(place, files, &expected)? {
+        let tensor = files[file].read(name, &mut buffer)?;
+        let copied = memory[name].shallow_clone().f_copy_(&tensor);
+        copied.map_err(|source| WeightsError::Tensor { name: name.to_owned(), source })?;
+    }
+    Ok(())
 }
 
 fn open(folder: &Path) -> Result<Vec<TensorFile>, WeightsError> {
