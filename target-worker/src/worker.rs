@@ -5,8 +5,9 @@
 
 use std::thread;
 
-use common::config::Config;
+use common::config::{Config, DataSection};
 use common::exit::{AnyError, Blame};
+use common::footprint::{self, IN_FLIGHT};
 use common::ids::{BatchId, Rank, Role};
 use common::launched::Launcher;
 use common::queue::{LeaseError, Phase, Producer, Queue, Rows};
@@ -18,6 +19,7 @@ use common::watchdog;
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotWriter};
+use model::room::Room;
 use model::runtime::DeviceError;
 use model::target::Backbone;
 use tch::{Device, Tensor};
@@ -39,15 +41,17 @@ pub(crate) fn run(args: &Args, launcher: &Launcher) -> Result<(), AnyError> {
     producer.phase(Phase::Loading);
     let worker = (Role::Target, Rank(args.rank));
     watchdog::start(&queue, worker, patience.timeout, model::runtime::name(device), launcher);
+    let room = Room::on(device, footprint::of_worker(&config, &plan, worker.0, worker.1))?;
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
     let arena = match Arena::attach(&config, &plan, seat) {
         Err(error) if error.is_shutdown() => return Ok(()),
         attached => attached.map_err(ArenaError::blamed)?,
     };
+    room.demand()?;
     if args.preflight {
         return Ok(());
     }
-    let worker = Worker::load(&config, &plan, arena, device)?;
+    let worker = room.within(|| Worker::load(&config, &plan, arena, device))?;
     producer.phase(Phase::Ready);
     match worker.serve(&producer, &patience) {
         Err(error) if error.is_shutdown() => tracing::info!("stopped as asked"),
@@ -100,8 +104,27 @@ impl Worker {
         let store = TokenStore::reopen(store).your_input(STORE_HINT)?;
         let batches = BatchPlan::new(&store, &PlanOptions::of(config));
         let writer = SlotWriter::new(arena, config.run.verify_payload).map_err(ArenaError::blamed)?;
+        let worker = Worker { backbone, taps, store, batches, writer };
+        if device.is_cuda() {
+            worker.rehearse(&config.data);
+        }
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
-        Ok(Worker { backbone, taps, store, batches, writer })
+        Ok(worker)
+    }
+
+    /// Captures full batches of made-up rows, as many as are ever in flight, and throws them away: memory that does not
+    /// suffice is known before the first slot is taken, and what is taken never grows afterwards.
+    fn rehearse(&self, data: &DataSection) {
+        let token_ids = vec![0; data.batch_tokens as usize];
+        let mut offsets: Vec<u32> = (0..data.batch_tokens).step_by(data.max_length as usize).collect();
+        offsets.push(data.batch_tokens);
+        let mut kept = Vec::new();
+        let in_flight = if self.writer.is_asynchronous() { IN_FLIGHT } else { 1 };
+        for _ in 0..in_flight {
+            let mut keep =
+                |_, hidden: &Tensor| kept.extend(self.writer.is_asynchronous().then(|| hidden.shallow_clone()));
+            self.backbone.capture(&token_ids, &offsets, &self.taps, &mut keep);
+        }
     }
 
     /// Until every batch is trained.

@@ -7,6 +7,7 @@ pub mod cuda;
 pub mod drafter;
 pub mod nn;
 pub mod optimizer;
+pub mod room;
 pub mod runtime;
 pub mod speculate;
 pub mod sum;

@@ -84,16 +84,16 @@ impl BatchShape {
         self.0.iter().map(of_row).sum()
     }
 
-    /// With anchors spread evenly, the last one at the end of its row.
+    /// With each row's learnt tokens at its end, as answers are, and anchors spread evenly over them.
     pub(super) fn extent(&self, draft: &DraftConfig, num_anchors: u32) -> Extent {
-        let mut rows: Vec<(usize, usize)> =
-            self.0.iter().filter_map(|row| reach_and_anchors(row, num_anchors)).collect();
-        rows.sort_unstable_by(|left, right| right.cmp(left));
+        let mut documents: Vec<Document> =
+            self.0.iter().filter_map(|row| Document::of(row, num_anchors as usize)).collect();
+        documents.sort_unstable_by_key(|document| std::cmp::Reverse(document.reach));
         let block = draft.block_size as u64;
         let mut extent = Extent { slots: self.blocks(num_anchors) * block, ..Extent::default() };
-        extent.scored = rows.iter().map(|(_, anchors)| *anchors as u64 * (block - 1)).sum();
-        let mut rest = rows.as_slice();
-        for size in class_sizes(rows.iter().map(|(reach, _)| *reach)) {
+        extent.scored = documents.iter().map(|document| document.anchors as u64 * (block - 1)).sum();
+        let mut rest = documents.as_slice();
+        for size in class_sizes(documents.iter().map(|document| document.reach)) {
             let (class, others) = rest.split_at(size);
             rest = others;
             extent.add_class(class, block);
@@ -102,26 +102,49 @@ impl BatchShape {
     }
 }
 
-/// None without a block. The reach is that of an anchor at the last place but one.
-fn reach_and_anchors(row: &RowShape, num_anchors: u32) -> Option<(usize, usize)> {
-    let anchors = row.anchors.min(num_anchors) as usize;
-    (anchors > 0).then(|| ((row.tokens as usize).saturating_sub(2).max(1), anchors))
+/// A row that has blocks.
+struct Document {
+    /// Context tokens before its first possible anchor.
+    first: usize,
+    /// Context tokens that its blocks may see: those before its last anchor.
+    reach: usize,
+    /// Blocks.
+    anchors: usize,
+}
+
+impl Document {
+    fn of(row: &RowShape, num_anchors: usize) -> Option<Document> {
+        let (tokens, valid) = (row.tokens as usize, row.anchors as usize);
+        let anchors = valid.min(num_anchors);
+        (anchors > 0).then(|| Document {
+            first: tokens.saturating_sub(1 + valid),
+            reach: tokens.saturating_sub(2).max(1),
+            anchors,
+        })
+    }
+
+    fn groups(&self) -> usize {
+        self.anchors.div_ceil(GROUP_BLOCKS)
+    }
+
+    /// Context tokens before the last anchor of a group.
+    fn reach_of(&self, group: usize) -> usize {
+        let share = ((group + 1) * GROUP_BLOCKS).min(self.anchors);
+        self.first + (self.reach - self.first.min(self.reach)) * share / self.anchors
+    }
 }
 
 impl Extent {
-    /// Documents as (reach, anchors), longest first.
-    fn add_class(&mut self, class: &[(usize, usize)], block: u64) {
-        let longest = class[0].0;
+    /// Documents of a class, the longest reach first.
+    fn add_class(&mut self, class: &[Document], block: u64) {
+        let longest = class[0].reach;
         let unit = context_unit(longest, CONTEXT_UNIT);
-        self.context_rows += class.len() as u64 * longest.next_multiple_of(unit) as u64;
-        let groups = |anchors: usize| anchors.div_ceil(GROUP_BLOCKS);
-        let most = class.iter().map(|(_, anchors)| groups(*anchors)).max().unwrap_or(0);
-        for ordinal in 0..most {
-            let call = class.iter().filter(|(_, anchors)| groups(*anchors) > ordinal);
-            let ends =
-                call.clone().map(|(reach, anchors)| reach * ((ordinal + 1) * GROUP_BLOCKS).min(*anchors) / anchors);
-            let context = ends.max().unwrap_or(0).next_multiple_of(unit) as u64;
-            self.keys += call.count() as u64 * (context + GROUP_BLOCKS as u64 * block);
+        self.context_rows += (class.len() * longest.next_multiple_of(unit)) as u64;
+        let most = class.iter().map(Document::groups).max().unwrap_or(0);
+        for group in 0..most {
+            let call = || class.iter().filter(|document| document.groups() > group);
+            let reach = call().map(|document| document.reach_of(group)).max().unwrap_or(0);
+            self.keys += call().count() as u64 * (reach.next_multiple_of(unit) as u64 + GROUP_BLOCKS as u64 * block);
         }
     }
 }

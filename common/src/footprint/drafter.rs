@@ -1,7 +1,7 @@
 //! What a drafter takes: the target's vocabulary, weights with their optimizer, two batches, one step's activations.
 
 use super::batch::Extent;
-use super::{CHUNK_LOGITS, Footprint, LIBRARIES};
+use super::{CHUNK_LOGITS, Footprint, LIBRARIES, LIBRARY_BYTES};
 use crate::config::Config;
 use crate::ids::{Rank, Role};
 use crate::model_config::DraftConfig;
@@ -22,7 +22,7 @@ pub(super) fn footprint(config: &Config, plan: &RunPlan) -> Footprint {
     let extent = plan.heaviest.extent(draft, config.training.num_anchors);
     let step = Step { draft, extent, size: dtype.size() };
     Footprint::new([
-        ("CUDA context and libraries", LIBRARIES),
+        (LIBRARIES, LIBRARY_BYTES),
         ("NCCL", if sums_on_gpus(config) { NCCL } else { 0 }),
         ("the target's embedding and head", tables * (draft.vocab_size * draft.hidden_size) as u64 * dtype.size()),
         ("weights", parameters * dtype.size()),

@@ -11,6 +11,8 @@ mod batch;
 mod drafter;
 mod target;
 
+use std::fmt;
+
 use crate::config::Config;
 use crate::ids::{Rank, Role};
 use crate::run_plan::RunPlan;
@@ -19,9 +21,15 @@ pub use batch::{BatchShape, CHUNK_LOGITS, CONTEXT_UNIT, GROUP_BLOCKS, RowShape, 
 pub use drafter::RECEIVED;
 pub use target::IN_FLIGHT;
 
-/// What a process's CUDA context takes, with the code of libtorch, cuBLAS and cuDNN that it loads and their workspaces:
-/// H200, driver 580, torch 2.11.0+cu130.
-const LIBRARIES: u64 = 600 << 20;
+/// The part that is there as soon as a process uses its GPU.
+pub const LIBRARIES: &str = "CUDA context and libraries";
+
+/// The part that outlives a target.
+pub const SLOTS: &str = "slots of the arena";
+
+/// [`LIBRARIES`] in bytes: the context, the code of libtorch, cuBLAS and cuDNN that is loaded, and their workspaces. H200,
+/// driver 580, torch 2.11.0+cu130.
+const LIBRARY_BYTES: u64 = 600 << 20;
 
 /// One thing that takes memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +56,17 @@ impl Footprint {
     /// Bytes of all parts.
     pub fn total(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+impl fmt::Display for Footprint {
+    /// `weights 2.10 GB, gradients 4.19 GB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, Part { what, bytes }) in self.parts.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            write!(f, "{comma}{what} {:.2} GB", *bytes as f64 / 1e9)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a target takes: the frozen layers up to the last tap, one batch at work, hidden states on their way to slots.
 
-use super::{Footprint, LIBRARIES};
+use super::{Footprint, LIBRARIES, LIBRARY_BYTES, SLOTS};
 use crate::arena::{ArenaKind, LANE_BYTES, Parts};
 use crate::config::Config;
 use crate::ids::{Rank, Role};
@@ -18,8 +18,8 @@ pub(super) fn footprint(config: &Config, plan: &RunPlan, rank: Rank) -> Footprin
     let tap_bytes = plan.draft.slot_token_bytes(config.model.torch_dtype) * tokens;
     let in_flight = if plan.arena == ArenaKind::Host { 0 } else { IN_FLIGHT * tap_bytes };
     Footprint::new([
-        ("CUDA context and libraries", LIBRARIES),
-        ("slots of the arena", arena_part(config, plan, rank)),
+        (LIBRARIES, LIBRARY_BYTES),
+        (SLOTS, arena_part(config, plan, rank)),
         ("embedding table", (plan.target.vocab_size * plan.target.hidden_size) as u64 * size),
         ("layers", depth * target.layer(&plan.target) * size),
         ("a batch's activations", tokens * (target.widest() * size + target.tables())),

@@ -6,6 +6,7 @@ mod log;
 mod overfit;
 mod receive;
 mod regroup;
+mod rehearsal;
 mod schedule;
 mod share;
 mod step;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use common::config::Config;
 use common::exit::{AnyError, Blame};
+use common::footprint;
 use common::ids::{Rank, Role, Step};
 use common::launched::Launcher;
 use common::manifest::Manifest;
@@ -26,6 +28,7 @@ use common::wait::{Patience, WaitError};
 use common::watchdog;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotReader};
 use model::drafter::Drafter;
+use model::room::Room;
 use model::runtime::DeviceError;
 use model::target::Vocabulary;
 
@@ -56,19 +59,22 @@ pub(crate) fn run(args: &TrainArgs, launcher: &Launcher) -> Result<(), AnyError>
     consumer.phase(Phase::Loading);
     let worker = (Role::Drafter, rank);
     watchdog::start(&queue, worker, patience.timeout, model::runtime::name(device), launcher);
+    let room = Room::on(device, footprint::of_worker(&config, &plan, Role::Drafter, rank))?;
     let seat = Seat { worker, device, link: Box::new(LauncherLink::new(launcher)), patience: &patience };
     let arena = match Arena::attach(&config, &plan, seat) {
         Err(error) if error.is_shutdown() => return Ok(()),
         attached => attached.map_err(ArenaError::blamed)?,
     };
+    room.demand()?;
     if args.preflight {
         return Ok(());
     }
     let reader = Arc::new(SlotReader::new(arena, device, rank)?);
-    let job = Job::load(args, (&config, &plan, &patience), (queue, reader))?;
+    let job = room.within(|| Job::load(args, (&config, &plan, &patience), (queue, reader)))?;
     let mut start = Start { checkpoint: args.checkpoint.clone(), end };
     loop {
-        match Trainer::new(&job, consumer, &start).and_then(|mut trainer| trainer.train()) {
+        let trainer = room.within(|| Trainer::new(&job, consumer, &start));
+        match trainer.and_then(|mut trainer| trainer.train()) {
             Err(error) if Regroup::is_due(&error) => {}
             ended => return ended,
         }
@@ -135,6 +141,10 @@ impl<'a> Trainer<'a> {
         let step = Step(from.as_ref().map_or(0, |manifest| manifest.step));
         let exchange = Exchange::new(config, plan, (rank, device), job.patience)?;
         let log = Log::new(&args.run, config, plan, rank, from.as_ref())?;
+        // A processor's memory does not run out at once, and its time is dear.
+        if device.is_cuda() {
+            rehearsal::rehearse(&job.objective, &mut drafter, plan, config.data.batch_tokens);
+        }
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let patience = Patience { timeout: job.patience.timeout, shutdown: start.end.clone() };

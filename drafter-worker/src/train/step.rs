@@ -1,7 +1,7 @@
 //! One batch's share of a step: anchors, forward, loss, backward. Gradients of the numerator pile up in the parameters.
 
 use common::config::{Config, LossType};
-use common::queue::{Consumer, Phase};
+use common::queue::{Consumer, Phase, Rows};
 use common::run_plan::RunPlan;
 use model::drafter::loss::block_loss;
 use model::drafter::{AnchorDraw, BlockPlan, BlockTotals, Drafter, PackedRows, Weighting, anchors};
@@ -90,21 +90,32 @@ impl Objective {
     /// Adds the batch's gradient to the drafter's and its numbers to `sums`. A batch without a valid anchor adds nothing
     /// but its tokens.
     pub(crate) fn accumulate(&self, drafter: &mut Drafter, batch: &Batch, sums: &mut Sums, consumer: &Consumer) {
-        sums.tokens += batch.rows.token_ids.len() as f64;
+        let epoch = self.plan.epoch_of(batch.id);
+        self.add(drafter, (&batch.rows, &batch.taps, epoch), sums, &|phase| consumer.phase(phase));
+    }
+
+    /// The same for rows with their hidden states [T, K*H] in a pass over the data; `enter` is told each phase.
+    pub(super) fn add(
+        &self,
+        drafter: &mut Drafter,
+        (rows, taps, epoch): (&Rows, &Tensor, u64),
+        sums: &mut Sums,
+        enter: &dyn Fn(Phase),
+    ) {
+        sums.tokens += rows.token_ids.len() as f64;
         sums.batches += 1.0;
-        consumer.phase(Phase::Anchors);
-        let rows = packed(batch);
-        let draw = AnchorDraw { num_anchors: self.num_anchors, seed: self.seed, epoch: self.plan.epoch_of(batch.id) };
-        let anchors = anchors::draw(&rows, &draw);
+        enter(Phase::Anchors);
+        let rows = packed(rows);
+        let anchors = anchors::draw(&rows, &AnchorDraw { num_anchors: self.num_anchors, seed: self.seed, epoch });
         if anchors.is_empty() {
             return;
         }
         let plan = BlockPlan::new(&rows, &anchors, &drafter.plan_options());
-        consumer.phase(Phase::Draft);
-        let hidden = drafter.forward(&batch.taps, &self.vocabulary.embed(&plan.token_ids), &plan);
-        consumer.phase(Phase::Loss);
+        enter(Phase::Draft);
+        let hidden = drafter.forward(taps, &self.vocabulary.embed(&plan.token_ids), &plan);
+        enter(Phase::Loss);
         let parts = block_loss(&hidden, self.vocabulary.head(), &plan, self.weighting);
-        consumer.phase(Phase::Backward);
+        enter(Phase::Backward);
         drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
         sums.blocks += parts.sums;
         sums.denominator += parts.denominator;
@@ -112,12 +123,12 @@ impl Objective {
     }
 }
 
-fn packed(batch: &Batch) -> PackedRows<'_> {
+fn packed(rows: &Rows) -> PackedRows<'_> {
     PackedRows {
-        token_ids: &batch.rows.token_ids,
-        loss_mask: &batch.rows.loss_mask,
-        document_offsets: &batch.rows.document_offsets,
-        row_ids: &batch.rows.row_ids,
+        token_ids: &rows.token_ids,
+        loss_mask: &rows.loss_mask,
+        document_offsets: &rows.document_offsets,
+        row_ids: &rows.row_ids,
     }
 }
 
