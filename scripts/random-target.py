@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""random-target.py FOLDER: writes FOLDER/model.safetensors with random bfloat16 weights of the shape that FOLDER/config.json
-describes (Llama, Qwen2 or Qwen3, dense). For timings alone: nothing sensible comes out of such a model."""
+"""random-target.py FOLDER [--zeros]: writes FOLDER/model.safetensors with random bfloat16 weights of the shape that
+FOLDER/config.json describes (Llama, Qwen2 or Qwen3, dense). For timings alone: nothing sensible comes out of such a model.
+With --zeros the file is one hole: it takes neither time nor disk, and as much memory as any other."""
 import json
+import math
 import sys
 from pathlib import Path
-
-import torch
 
 
 def shapes(c):
@@ -32,19 +32,26 @@ def shapes(c):
         yield "lm_head.weight", (c["vocab_size"], hidden)
 
 
-def main(folder):
+def main(folder, zeros=False):
     config = json.loads((folder / "config.json").read_text())
     header, end = {}, 0
     for name, shape in shapes(config):
-        size = 2 * torch.Size(shape).numel()
+        size = 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
+    text = len(text).to_bytes(8, "little") + text
+    path = folder / "model.safetensors"
+    path.write_bytes(text)
+    if zeros:
+        with open(path, "r+b") as file:
+            return file.truncate(len(text) + end)
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
     drawn = {}  # layers repeat each other: drawing them all takes longer than writing them
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+    with open(path, "ab") as file:
         for name, entry in header.items():
             key = (entry["shape"], "norm" in name)
             if key not in drawn:
@@ -53,4 +60,4 @@ def main(folder):
             file.write(drawn[key].data)
 
 
-main(Path(sys.argv[1]))
+main(Path(sys.argv[1]), "--zeros" in sys.argv)

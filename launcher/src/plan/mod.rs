@@ -62,7 +62,8 @@ impl Models {
     /// The plan that workers read.
     pub(crate) fn run_plan(&self, data: Option<(&TokenStore, &BatchPlan)>) -> RunPlan {
         let total_batches = data.map_or(0, |(_, batches)| batches.total_batches());
-        let per_step = u64::from(self.config.training.batches_per_step);
+        let (per_step, num_anchors) =
+            (u64::from(self.config.training.batches_per_step), self.config.training.num_anchors);
         RunPlan {
             run_id: run_id(),
             token_store: data.map(|(store, _)| store.path().to_owned()),
@@ -70,7 +71,7 @@ impl Models {
             total_steps: total_batches.div_ceil(per_step),
             batches_per_epoch: data.map_or_else(Vec::new, |(_, batches)| batches.batches_per_epoch().to_vec()),
             heaviest: data
-                .map_or_else(BatchShape::default, |data| heaviest::of(data, self.config.training.num_anchors)),
+                .map_or_else(BatchShape::default, |(store, batches)| heaviest::of(store, batches, num_anchors)),
             threads: threads(&self.config),
             arena: ArenaKind::resolve(self.config.run.arena, self.config.run.device),
             target: self.target.clone(),
