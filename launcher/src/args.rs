@@ -9,6 +9,7 @@ use common::exit::Code;
 use nix::sys::signal::Signal;
 
 use crate::devices::Pairs;
+use crate::machine::GpuModel;
 use crate::output::OutputArgs;
 use crate::recorder::Steps;
 
@@ -35,9 +36,9 @@ pub enum Command {
     /// Train: one target and one drafter process per pair, from chats to a checkpoint and a summary
     #[command(after_help = OVERRIDES)]
     Run(Box<RunArgs>),
-    /// Work a run out without starting it: data, steps, devices, bytes; --preflight also tries the ways between GPUs
+    /// Work a run out without starting it: steps, bytes, time, what stands in its way; --preflight tries the ways between GPUs
     #[command(after_help = OVERRIDES)]
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Show rows as they would be learnt, what is learnt of them set apart, and why rows are dropped
     #[command(after_help = OVERRIDES)]
     Preview(PreviewArgs),
@@ -153,9 +154,29 @@ pub struct PlanArgs {
     /// Start every worker to try the way to each part of the arena, and end
     #[arg(long)]
     pub preflight: bool,
+    /// Plan for GPUs of this model instead of this machine's, like h200
+    #[arg(long, value_name = "MODEL", value_parser = GpuModel::named, conflicts_with = "preflight")]
+    pub(crate) gpu: Option<&'static GpuModel>,
+    /// Take the speed of this earlier run of the same shapes [default: that in the run folder, if there is one]
+    #[arg(long, value_name = "RUN")]
+    pub like: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Keys with a flag of their own
+    #[command(flatten)]
+    pub keys: KeyArgs,
     /// Keys to override
     #[arg(value_name = "section.key=value")]
     pub overrides: Vec<String>,
+}
+
+impl PlanArgs {
+    /// All keys that the command line overrides, as [`RunArgs::overrides`]; GPUs that are thought of are computed on.
+    pub fn overrides(&self) -> Vec<String> {
+        let gpu = self.gpu.map(|_| "run.device=cuda".to_owned());
+        self.keys.overrides().into_iter().chain(self.overrides.iter().cloned()).chain(gpu).collect()
+    }
 }
 
 /// `tandem preview`

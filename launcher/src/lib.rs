@@ -12,7 +12,7 @@
 //!    its.
 //!
 //! ```text
-//! args ─► command::run ─► plan ─► fleet (queue, arena, gradient sum, children) ─► supervise ─► report
+//! args ─► command::run ─► plan ─► forecast ─► fleet (queue, arena, gradient sum, children) ─► supervise ─► report
 //!                                                                       events ─► decide ─► actions
 //! ```
 
@@ -22,8 +22,10 @@ mod child;
 mod command;
 pub mod devices;
 mod fleet;
+mod forecast;
 mod history;
 pub mod inspect;
+mod machine;
 pub mod output;
 mod page;
 mod plan;

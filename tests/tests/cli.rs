@@ -107,15 +107,39 @@ fn an_unknown_key_is_refused_with_the_known_ones() {
     refused(&["trainig.max_steps=1"], &["trainig", "expected"]);
 }
 
-/// A file system of two megabytes, gone when dropped. None where mounting is not allowed.
+/// A small file system, gone when dropped. None where mounting is not allowed.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<SmallDisk> {
+    fn mount(megabytes: u32) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "tandem-test"]).arg(folder.path()).output();
+        let size = format!("size={megabytes}m");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tandem-test"]).arg(folder.path()).output();
         mount.is_ok_and(|output| output.status.success()).then_some(SmallDisk(folder))
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.0.path().join("run")
+    }
+
+    /// Takes all but about a megabyte, once the run there has begun.
+    fn fill_up(&self) {
+        let begun = self.run_dir().join("plan.json");
+        assert!(tests::wait_until(Duration::from_secs(60), || begun.exists()), "no run begins");
+        let megabyte = vec![0_u8; 1 << 20];
+        let mut last = None;
+        for number in 0.. {
+            let path = self.0.path().join(format!("filler-{number}"));
+            match std::fs::write(&path, &megabyte) {
+                Ok(()) => last = Some(path),
+                Err(_) => {
+                    return [Some(path), last]
+                        .into_iter()
+                        .flatten()
+                        .for_each(|path| std::fs::remove_file(path).unwrap());
+                }
+            }
+        }
     }
 }
 
@@ -125,17 +149,33 @@ impl Drop for SmallDisk {
     }
 }
 
+/// Trains two steps on that disk and expects a refusal.
+fn refused_on(disk: &SmallDisk, words: &[&str]) {
+    let output = format!("run.output_dir={}", disk.run_dir().display());
+    let quick = ["training.max_steps=2", "evaluation.num_prompts=1", "evaluation.max_new_tokens=2"];
+    refused(&[&quick[..], &[&output]].concat(), words);
+}
+
 #[test]
 fn a_full_disk_is_named_with_the_file_that_did_not_fit() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount(12) else {
         return tests::skipped("mounting a small file system is not allowed here");
     };
-    let output = format!("run.output_dir={}/run", disk.0.path().display());
-    let quick = ["training.max_steps=2", "evaluation.num_prompts=1", "evaluation.max_new_tokens=2"];
-    let overrides: Vec<&str> = quick.into_iter().chain([output.as_str()]).collect();
-    refused(&overrides, &["checkpoints", "No space left"]);
-    let names: Vec<_> = std::fs::read_dir(disk.0.path().join("run/checkpoints")).unwrap().collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| disk.fill_up());
+        refused_on(&disk, &["checkpoints", "No space left"]);
+    });
+    let names: Vec<_> = std::fs::read_dir(disk.run_dir().join("checkpoints")).unwrap().collect();
     assert!(names.is_empty(), "what does not fit takes no room: {names:?}");
+}
+
+#[test]
+fn without_room_for_the_checkpoints_nothing_is_begun() {
+    let Some(disk) = SmallDisk::mount(2) else {
+        return tests::skipped("mounting a small file system is not allowed here");
+    };
+    refused_on(&disk, &["the disk has no room for 1 checkpoint of 5.9 MiB", "2.0 MiB free"]);
+    assert!(!disk.run_dir().exists());
 }
 
 #[test]

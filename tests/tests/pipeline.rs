@@ -67,6 +67,21 @@ fn finished_run_shows_its_work(run: &Path) {
         assert!(!summary[key].is_null(), "summary.json lacks {key}: {summary}");
     }
     assert_eq!(summary["lossless"], true);
+    plan_knew_the_checkpoint_and_knows_the_speed(run, &folder);
     assert_eq!(summary["checkpoint"].as_str().map(Path::new), Some(folder.as_path()));
     assert!(run.join("config.toml").is_file() && run.join("metrics.jsonl").is_file());
+}
+
+/// `tandem plan` on the run's own configuration: a checkpoint's bytes to two in a hundred, and the run's speed for the next.
+fn plan_knew_the_checkpoint_and_knows_the_speed(run: &Path, checkpoint: &Path) {
+    let mut plan = std::process::Command::new(tests::program("tandem"));
+    plan.current_dir(tests::root()).arg("plan").arg(run.join("config.toml")).arg("--json");
+    let report = tests::finish(plan, LIMIT).success().stdout();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let files = std::fs::read_dir(checkpoint).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+    let (found, said) = (files.sum::<u64>() as f64, report["checkpoint_bytes"].as_f64().unwrap());
+    assert!((said / found - 1.0).abs() < 0.02, "{said} bytes said, {found} found");
+    let speed = report["tokens_per_s"].as_f64().expect("an earlier run tells the speed");
+    assert!((report["seconds"].as_f64().unwrap() * speed / report["tokens"].as_f64().unwrap() - 1.0).abs() < 1e-6);
+    assert_eq!(report["seconds_source"], format!("measured in {}", run.display()));
 }

@@ -9,6 +9,7 @@
 
 mod batch;
 mod drafter;
+mod evaluation;
 mod target;
 
 use std::fmt;
@@ -76,4 +77,9 @@ pub fn of_worker(config: &Config, plan: &RunPlan, role: Role, rank: Rank) -> Foo
         Role::Target => target::footprint(config, plan, rank),
         Role::Drafter => drafter::footprint(config, plan),
     }
+}
+
+/// What decoding the held-out prompts takes of the first target's GPU, before training and after it.
+pub fn of_evaluation(config: &Config, plan: &RunPlan) -> Footprint {
+    evaluation::footprint(config, plan)
 }

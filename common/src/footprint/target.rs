@@ -39,7 +39,7 @@ fn arena_part(config: &Config, plan: &RunPlan, rank: Rank) -> u64 {
 }
 
 /// Elements of a token's tensors.
-struct Widths {
+pub(super) struct Widths {
     /// H.
     hidden: u64,
     /// I.
@@ -47,13 +47,13 @@ struct Widths {
     /// nh * hd.
     queries: u64,
     /// nkv * hd.
-    keys: u64,
+    pub(super) keys: u64,
     /// hd.
     head: u64,
 }
 
 impl Widths {
-    fn of(target: &TargetConfig) -> Widths {
+    pub(super) fn of(target: &TargetConfig) -> Widths {
         let head = target.head_dim as u64;
         Widths {
             hidden: target.hidden_size as u64,
@@ -65,7 +65,7 @@ impl Widths {
     }
 
     /// Numbers of one layer: qkv, output, gate and up, down, norms, biases.
-    fn layer(&self, target: &TargetConfig) -> u64 {
+    pub(super) fn layer(&self, target: &TargetConfig) -> u64 {
         let qkv = self.queries + 2 * self.keys;
         let head_norms = if target.architecture == Architecture::Qwen3 { 2 * self.head } else { 0 };
         let biases = if target.attention_bias { qkv } else { 0 };
@@ -74,14 +74,14 @@ impl Widths {
 
     /// Elements a token at the widest place of a layer: the stream, both normed inputs and qkv, which live as long as
     /// the layer, and gate, up and their product; or, in the attention before, heads copied into a grid half as large again.
-    fn widest(&self) -> u64 {
+    pub(super) fn widest(&self) -> u64 {
         let qkv = self.queries + 2 * self.keys;
         let attention = 2 * self.hidden + qkv + 3 * (qkv + self.queries) / 2 + self.queries;
         attention.max(3 * self.hidden + qkv + 3 * self.inner)
     }
 
     /// Bytes of a token's rotary angles, cosines and sines, float32.
-    fn tables(&self) -> u64 {
+    pub(super) fn tables(&self) -> u64 {
         4 * self.head * 4
     }
 }

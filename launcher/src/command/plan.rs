@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use common::arena::{ArenaKind, Parts, machine_has_gpus};
-use common::config::Device;
-use common::exit::{Blame, Fault};
-use common::ids::{Rank, Role};
+use common::exit::{Blame, Code, Fault, Verdict};
 
 use super::evaluate::{temporary_folder, write_run};
-use super::run::{demand_room, shared_memory, sweep};
+use super::run::sweep;
 use super::{load, print, programs};
 use crate::args::PlanArgs;
 use crate::fleet::{Fleet, FleetSpec, LOGS};
+use crate::forecast::{Against, Forecast, Refusal, Report};
 use crate::output::OutputArgs;
 use crate::plan::{Models, Plan};
 use crate::progress::Console;
@@ -21,62 +19,44 @@ use crate::supervise::{self, Outcome, Rules, Signals};
 /// How long workers may take to end once the way to every part is tried.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Works a run out without starting it: data, steps, devices, bytes. With `--preflight`, workers try the way to every
-/// part of the arena.
+/// Works a run out without starting it: what it takes of the machine, how long it lasts, and all that stands in its way.
+/// With `--preflight`, workers try the way to every part of the arena.
 ///
 /// # Errors
 /// Input that cannot work, or a way that does not.
 pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
     let console = Console::start();
-    let planned =
-        Models::read(load(&args.config, &args.overrides)?, None).and_then(|models| Plan::new(models, &console));
+    let planned = work_out(args, &console);
+    console.clear_progress();
     console.flush();
-    let plan = planned?;
-    let lines = plan.lines().into_iter().chain(places(&plan)).chain(memory(&plan)?);
-    print(&(lines.collect::<Vec<_>>().join("\n") + "\n"))?;
-    sweep(&console)?;
-    demand_room(&plan)?;
-    if args.preflight { preflight(&plan, &console) } else { Ok(()) }
-}
-
-/// Which worker computes where.
-fn places(plan: &Plan) -> Vec<String> {
-    let run = &plan.models.config.run;
-    let gpus = match run.device {
-        Device::Cuda => true,
-        Device::Cpu => false,
-        Device::Auto => machine_has_gpus(),
-    };
-    let place = |role, rank| match gpus {
-        true => format!("{role} {rank} on cuda:{}", run.device_of(role, rank)),
-        false => format!("{role} {rank} on the CPU"),
-    };
-    let of = |role| (0..run.workers(role)).map(Rank).map(move |rank| place(role, rank));
-    let workers: Vec<String> = of(Role::Target).chain(of(Role::Drafter)).collect();
-    vec![format!("devices: {}", workers.join(", "))]
-}
-
-/// What is allocated, and where, before the models.
-fn memory(plan: &Plan) -> Result<Vec<String>, Fault> {
-    let queue = plan.queue();
-    let mut lines = vec![format!("shared memory: {} in /dev/shm", mib(shared_memory(plan)?))];
-    if plan.run.arena != ArenaKind::Host {
-        let parts = Parts::new(queue.capacity, queue.targets);
-        lines.extend((0..queue.targets).map(|part| {
-            let device = plan.models.config.run.device_of(Role::Target, Rank(part));
-            let slots = parts.slots_of(part).len() as u64;
-            format!("part {part}: {slots} slots, {} on cuda:{device}", mib(slots * queue.slot_bytes))
-        }));
+    let plan = planned.or_else(|fault| refuse(args, fault))?;
+    let forecast = Forecast::new(&plan, Against { gpu: args.gpu, like: args.like.as_deref() });
+    let forecast = forecast.or_else(|fault| refuse(args, fault))?;
+    print(&if args.json { Report::of(&forecast).json() } else { forecast.page() })?;
+    if let Some(refusal) = forecast.findings.refusals.first() {
+        return Err(refusal.fault());
     }
-    Ok(lines)
+    if args.preflight { preflight(&plan, args.json, &console) } else { Ok(()) }
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+fn work_out(args: &PlanArgs, console: &Console) -> Result<Plan, Fault> {
+    let plan = Plan::new(Models::read(load(&args.config, &args.overrides())?, None)?, console)?;
+    sweep(console)?;
+    Ok(plan)
+}
+
+/// Programs get input that cannot be worked out as one more refusal.
+fn refuse<T>(args: &PlanArgs, fault: Fault) -> Result<T, Fault> {
+    let Verdict { code, line, hint } = Verdict::of(&fault);
+    if args.json && code == Code::Input {
+        let refusal = Refusal { what: line, needs: None, has: None, hint: hint.unwrap_or_default() };
+        print(&Report::refused(&[refusal]).json())?;
+    }
+    Err(fault)
 }
 
 /// Starts every worker of the run to try its ways, and no further.
-fn preflight(plan: &Plan, console: &Console) -> Result<(), Fault> {
+fn preflight(plan: &Plan, json: bool, console: &Console) -> Result<(), Fault> {
     let folder = temporary_folder()?;
     write_run(&plan.models.config, &plan.run, folder.path())?;
     let mut signals = Signals::install(&Signals::USUAL).our_failure("the system refuses signal handlers")?;
@@ -97,7 +77,8 @@ fn preflight(plan: &Plan, console: &Console) -> Result<(), Fault> {
         supervise::supervise(&mut fleet, &mut signals, rules, console, &mut || {}).our_failure(super::PROGRAMS_HINT)?;
     console.flush();
     match story.outcome {
-        Outcome::Trained => print("preflight: every worker reaches every part of the arena\n"),
+        Outcome::Trained if json => Ok(()),
+        Outcome::Trained => print("\npreflight: every worker reaches every part of the arena\n"),
         Outcome::Stopped(signal) => Err(super::decode::stopped_by(signal)),
         Outcome::Failed(worker, reason) => {
             let (lines, fault) = RunFailure::new(&plan.run.run_id, worker, reason, &story).page();

@@ -16,7 +16,8 @@ use super::decode::{decode, stopped_by};
 use super::{held_out_prompts, load, print, programs};
 use crate::args::RunArgs;
 use crate::child::signal_name;
-use crate::fleet::{self, Fleet, FleetError, FleetSpec, LOGS};
+use crate::fleet::{Fleet, FleetError, FleetSpec, LOGS};
+use crate::forecast;
 use crate::history::Rows;
 use crate::inspect::Watch;
 use crate::output::OutputArgs;
@@ -73,7 +74,8 @@ impl<'a> Run<'a> {
         let plan = Plan::new(models, console)?;
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));
         sweep(console)?;
-        demand_room(&plan)?;
+        let warnings = forecast::demand(&plan, args.resume)?;
+        warnings.into_iter().for_each(|warning| console.say(format!("tandem: {warning}")));
         let signals = Signals::install(&args.signals_to_handle).your_input("leave it out of --signals-to-handle")?;
         let folder = take_folder(&plan, args.resume)?;
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
@@ -237,27 +239,6 @@ pub(super) fn sweep(console: &Console) -> Result<(), Fault> {
         console.say(format!("tandem: removed what dead runs left in /dev/shm: {}", swept.join(", ")));
     }
     Ok(())
-}
-
-/// Bytes that a run takes of `/dev/shm`, without snapshots.
-pub(super) fn shared_memory(plan: &Plan) -> Result<u64, Fault> {
-    let parameters = plan.run.draft.parameter_count() as usize;
-    let needed = fleet::shared_memory(&plan.queue(), plan.run.arena, parameters);
-    needed.your_input("docs/configuration.md describes the keys of [queue]")
-}
-
-/// Without room for queue and slots there is no need to begin.
-pub(super) fn demand_room(plan: &Plan) -> Result<(), Fault> {
-    let (queue, needed) = (plan.queue(), shared_memory(plan)?);
-    let free = shm::free_bytes().our_failure("/dev/shm has to be readable")?;
-    if needed <= free {
-        return Ok(());
-    }
-    let (capacity, slot) = (queue.capacity, queue.slot_bytes);
-    let full = format!(
-        "/dev/shm has no room for this run: {needed} bytes needed ({capacity} slots of {slot}, and the queue), {free} free"
-    );
-    Err(full).your_input(SHARED_MEMORY_HINT)
 }
 
 fn take_folder(plan: &Plan, resume: bool) -> Result<RunFolder, Fault> {

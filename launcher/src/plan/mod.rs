@@ -5,6 +5,8 @@ mod folder;
 mod heaviest;
 mod resume;
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -109,6 +111,26 @@ impl Plan {
             rows: sum.rows + 1,
             tokens: sum.tokens + self.store.row_len(*row as usize) as u64,
         })
+    }
+
+    /// Rows and tokens of the whole run.
+    pub(crate) fn whole(&self) -> Volume {
+        self.volume(&[(0, self.run.total_batches)])
+    }
+
+    /// Tokens, and how many of them are learnt, of `most` rows at most, evenly spread.
+    pub(crate) fn sample_rows(&self, most: usize) -> impl Iterator<Item = (usize, usize)> {
+        let rows = (0..self.store.len()).step_by(self.store.len().div_ceil(most));
+        rows.map(|row| (self.store.row_len(row), self.store.supervised_tokens(row)))
+    }
+
+    /// Bytes of the tokenised rows on disk.
+    ///
+    /// # Errors
+    /// They are not there any more.
+    pub(crate) fn store_bytes(&self) -> io::Result<u64> {
+        let files = fs::read_dir(self.store.path())?;
+        files.map(|file| Ok(file?.metadata()?.len())).sum()
     }
 
     /// Refuses to go on with a run whose weights were decided by something else.
@@ -247,4 +269,4 @@ fn threads(config: &Config) -> u32 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
