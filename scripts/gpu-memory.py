@@ -158,7 +158,10 @@ capacity = {keys["capacity"]}
 
     def report(self):
         """A row for each GPU; whether all is as predicted."""
-        good = True
+        good, rows = True, json.loads((self.folder / "plan.json").read_text())["heaviest"]
+        print(f"-- {self.name}: heaviest batch of {len(rows)} rows, {sum(row['tokens'] for row in rows)} tokens, "
+              f"{sum(row['anchors'] for row in rows)} of them may be anchors; tokens/anchors of the longest rows: "
+              + ", ".join(f"{row['tokens']}/{row['anchors']}" for row in sorted(rows, key=lambda row: -row["tokens"])[:16]))
         workers = [("target", rank, gpu) for rank, gpu in enumerate(self.targets)]
         workers += [("drafter", rank, gpu) for rank, gpu in enumerate(self.drafters)]
         for gpu in sorted({gpu for _, _, gpu in workers}):
