@@ -20,7 +20,8 @@ pub(super) fn footprint(config: &Config, plan: &RunPlan) -> Footprint {
         (LIBRARIES, LIBRARY_BYTES),
         ("the target's embedding and head", tables * table * size),
         ("the target's layers", target.num_hidden_layers as u64 * widths.layer(target) * size),
-        ("the drafter", draft.parameter_count() * size),
+        // Its gradients have their place, though nobody asks for them.
+        ("the drafter", draft.parameter_count() * (size + 4)),
         ("keys and values", length * cached * size),
         ("a prompt's activations", prompt * (widths.widest() * size + widths.tables())),
     ])
