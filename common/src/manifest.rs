@@ -39,8 +39,8 @@ pub struct Manifest {
     #[serde(default)]
     pub tokens: u64,
     /// Block slots scored so far: what losses and accuracies are means over. 0 as above.
-    #[serde(default)]
-    pub supervised_tokens: u64,
+    #[serde(default, alias = "supervised_tokens")]
+    pub scored_slots: u64,
 }
 
 /// A manifest that cannot be read or written.
@@ -149,7 +149,7 @@ mod tests {
 
     fn of_step(step: u64) -> Manifest {
         let run_id = "r".into();
-        Manifest { run_id, step, trained: Vec::new(), mask_token_id: 9, tokens: 0, supervised_tokens: 0 }
+        Manifest { run_id, step, trained: Vec::new(), mask_token_id: 9, tokens: 0, scored_slots: 0 }
     }
 
     fn save(run_dir: &Path, step: u64) -> PathBuf {
@@ -158,7 +158,7 @@ mod tests {
         for name in CHECKPOINT_FILES {
             std::fs::write(folder.join(name), "x").unwrap();
         }
-        let manifest = Manifest { trained: vec![(0, 3), (4, 7)], tokens: 70, supervised_tokens: 30, ..of_step(step) };
+        let manifest = Manifest { trained: vec![(0, 3), (4, 7)], tokens: 70, scored_slots: 30, ..of_step(step) };
         manifest.write(&folder).unwrap();
         assert_eq!(Manifest::read(&folder).unwrap(), manifest);
         folder

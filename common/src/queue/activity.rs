@@ -109,8 +109,8 @@ shared_enum! {
         AcceptedLength = 4,
         /// Tokens handled, in all.
         Tokens = 5,
-        /// Supervised tokens handled, in all.
-        SupervisedTokens = 6,
+        /// Slots of blocks scored, in all: a supervised token counts once for each block that predicts it.
+        ScoredSlots = 6,
         /// Learning rate of the last step.
         LearningRate = 7,
         /// Gradient norm of the last step, before clipping.

@@ -122,7 +122,7 @@ impl Log {
             interval: config.training.log_interval,
             total_steps: plan.total_steps,
             tokens: from.map_or(0.0, |manifest| manifest.tokens as f64),
-            scored: from.map_or(0.0, |manifest| manifest.supervised_tokens as f64),
+            scored: from.map_or(0.0, |manifest| manifest.scored_slots as f64),
             since: Instant::now(),
             tokens_since: 0.0,
             times: Times::default(),
@@ -166,7 +166,7 @@ impl Log {
             (Gauge::Accuracy, blocks.accuracy()),
             (Gauge::AcceptedLength, blocks.accepted_length()),
             (Gauge::Tokens, self.tokens),
-            (Gauge::SupervisedTokens, self.scored),
+            (Gauge::ScoredSlots, self.scored),
             (Gauge::LearningRate, report.rate),
             (Gauge::GradNorm, norm),
         ];

@@ -238,7 +238,7 @@ impl<'a> Trainer<'a> {
             trained: self.job.queue.trained_ranges(),
             mask_token_id: self.job.plan.draft.mask_token_id,
             tokens: self.log.tokens as u64,
-            supervised_tokens: self.log.scored as u64,
+            scored_slots: self.log.scored as u64,
         }))
     }
 

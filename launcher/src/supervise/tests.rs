@@ -173,14 +173,8 @@ fn drafters_go_on_together_from_the_newest_checkpoint() {
     let checkpoint = stage.run_dir().join(CHECKPOINTS).join("step-000003");
     fs::create_dir_all(&checkpoint).unwrap();
     CHECKPOINT_FILES.iter().for_each(|name| fs::write(checkpoint.join(name), "x").unwrap());
-    let manifest = Manifest {
-        run_id: "r".into(),
-        step: 3,
-        trained: vec![(0, 6)],
-        mask_token_id: 0,
-        tokens: 0,
-        supervised_tokens: 0,
-    };
+    let manifest =
+        Manifest { run_id: "r".into(), step: 3, trained: vec![(0, 6)], mask_token_id: 0, tokens: 0, scored_slots: 0 };
     manifest.write(&checkpoint).unwrap();
     let mut trained = 0;
     let mut look = |_: &dyn Fn(i32)| trained = Snapshot::read(&stage.spec.queue.name()).unwrap().batches.trained;

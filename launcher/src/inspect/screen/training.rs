@@ -34,7 +34,7 @@ fn summary(view: &View) -> Vec<Line<'static>> {
             gauge(Gauge::Step),
             gauge(Gauge::TotalSteps),
             gauge(Gauge::Tokens),
-            gauge(Gauge::SupervisedTokens)
+            gauge(Gauge::ScoredSlots)
         )),
         Line::raw(format!(
             "learning rate {:.2e}  gradient norm {:.3}",

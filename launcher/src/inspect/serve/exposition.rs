@@ -107,6 +107,11 @@ fn training(family: &mut Family<'_>) {
         (Gauge::Accuracy, "accuracy", "Share of predicted tokens that were right in the last step."),
         (Gauge::AcceptedLength, "accepted_length", "Accepted length as training shows it, tokens per block."),
         (Gauge::Tokens, "trained_tokens", "Tokens trained on."),
+        (
+            Gauge::ScoredSlots,
+            "scored_block_slots",
+            "Slots of blocks scored; a token counts in each block that predicts it.",
+        ),
         (Gauge::LearningRate, "learning_rate", "Learning rate of the last step."),
         (Gauge::GradNorm, "grad_norm", "Gradient norm of the last step, before clipping."),
     ];
