@@ -93,6 +93,19 @@ fn a_second_thread_has_times_of_its_own() {
 }
 
 #[test]
+fn a_place_taken_once_more_waited_for_others_meanwhile() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    drop(consumer(&queue, 0));
+    let first = phase(&worker(&queue, Role::Drafter, 0), Track::Main, Phase::Starting);
+    thread::sleep(LONG);
+    let drafter = consumer(&queue, 0);
+    drafter.phase(Phase::Loading);
+    let seen = worker(&queue, Role::Drafter, 0);
+    assert_eq!(phase(&seen, Track::Main, Phase::Starting), first);
+    assert!(phase(&seen, Track::Main, Phase::WaitDrafters).total_ns >= LONG.as_nanos() as u64, "{seen:?}");
+}
+
+#[test]
 fn spans_say_what_was_done_when_and_for_which_batch() {
     let queue = Queue::create(&spec(9)).unwrap();
     let name = queue.snapshot().name;

@@ -75,7 +75,7 @@ shared_enum! {
         WaitOrder = 21,
         /// Waits for enough batches for one step.
         WaitGroup = 22,
-        /// Waits for the drafters to finish.
+        /// Waits for the drafters to finish; a drafter, for one that died to be there again.
         WaitDrafters = 23,
         /// Waits for others to get their share of the slots.
         WaitShare = 24,

@@ -91,7 +91,7 @@ impl Consumer {
     /// The same place, for the worker's second thread: its phases and waits are counted apart.
     #[must_use]
     pub fn side(&self) -> Consumer {
-        self.place.times(Track::Side).start(now());
+        self.place.times(Track::Side).start(Phase::Starting as u32, now());
         Consumer { place: Arc::clone(&self.place), track: Track::Side }
     }
 

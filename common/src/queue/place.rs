@@ -202,14 +202,16 @@ impl Place {
     pub(super) fn take(shared: Arc<Shared>, code: u8, presence: Presence) -> Place {
         let record = &shared.participants()[usize::from(code) - 1];
         let epoch = record.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        record.pid.store(std::process::id(), Ordering::Relaxed);
+        // A process that takes its place once more had left it for the sake of another drafter, which died.
+        let returns = record.pid.swap(std::process::id(), Ordering::Relaxed) == std::process::id();
+        let phase = if returns { Phase::WaitDrafters } else { Phase::Starting };
         record.waits_for.store(0, Ordering::Relaxed);
-        record.phase.store(Phase::Starting as u32, Ordering::Relaxed);
+        record.phase.store(phase as u32, Ordering::Relaxed);
         let started = process_started();
         record.phase_since_ns.store(started, Ordering::Relaxed);
         let (holder, delays) = (Holder { code, epoch }, Delays::of_environment());
         let place = Place { shared: Arc::clone(&shared), holder, delays, _presence: presence };
-        place.times(Track::Main).start(started);
+        place.times(Track::Main).start(phase as u32, started);
         place
     }
 

@@ -56,7 +56,7 @@ impl Producer {
     /// The same place, for the worker's second thread: its phases and waits are counted apart.
     #[must_use]
     pub fn side(&self) -> Producer {
-        self.place.times(Track::Side).start(now());
+        self.place.times(Track::Side).start(Phase::Starting as u32, now());
         Producer { place: Arc::clone(&self.place), track: Track::Side }
     }
 

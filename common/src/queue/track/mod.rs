@@ -67,11 +67,11 @@ pub(crate) struct SpanRead {
 
 /// The writer's side; one thread at a time.
 impl Times<'_> {
-    /// Starts a life of the track in phase 0; time since the end of the last one is nobody's.
-    pub(crate) fn start(self, since: u64) {
+    /// Starts a life of the track; time since the end of the last one is nobody's.
+    pub(crate) fn start(self, phase: u32, since: u64) {
         // What a killed writer was doing when it died is not known to have lasted.
         self.track.phase.store(IDLE, Ordering::Relaxed);
-        self.change(0, since.max(self.track.since_ns.load(Ordering::Relaxed)));
+        self.change(phase, since.max(self.track.since_ns.load(Ordering::Relaxed)));
     }
 
     /// Ends it.

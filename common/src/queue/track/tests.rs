@@ -27,7 +27,7 @@ fn a_nested_phase_has_its_own_time_and_all_time_is_somebodys() {
     let (track, spans) = memory();
     let times = Times { track: &track, spans: &spans };
     assert!(!times.is_used());
-    times.start(1_000);
+    times.start(0, 1_000);
     times.about(7, 1_000);
     times.enter(2, 5_000);
     let interrupted = times.enter(3, 6_000);
@@ -52,17 +52,17 @@ fn a_nested_phase_has_its_own_time_and_all_time_is_somebodys() {
 fn the_next_life_goes_on_counting_and_the_time_between_is_nobodys() {
     let (track, spans) = memory();
     let times = Times { track: &track, spans: &spans };
-    times.start(1_000);
+    times.start(0, 1_000);
     times.enter(1, 2_000);
     // Killed in phase 1, in the middle of a change.
     track.sequence.store(track.sequence.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
     assert!(!times.read().1, "a dead writer's traces are said to be that");
-    times.start(9_000);
+    times.start(0, 9_000);
     times.stop(9_500);
     let read = whole(times);
     assert_eq!(read.visits.map(|visits| visits.total_ns)[..2], [1_500, 0]);
     // Within one process a life starts where the last one ended at the earliest.
-    times.start(1_000);
+    times.start(0, 1_000);
     assert_eq!(whole(times).since_ns, 9_500);
 }
 
@@ -75,7 +75,7 @@ fn readers_beside_a_busy_writer_see_sums_that_add_up() {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..2).map(|_| scope.spawn(|| watch(times, &done))).collect();
-        times.start(0);
+        times.start(0, 0);
         let phase = |change: u64| 1 + (change % 7) as u32;
         for change in 1..=CHANGES {
             times.enter(phase(change), change * VISIT);
