@@ -49,6 +49,7 @@ pub use snapshot::{
 };
 pub use spec::{QueueSpec, SpecError, arena_name, queue_name, reduce_name, snapshots_name};
 pub use timed::Timed;
+pub use track::COUNTED;
 
 use crate::ids::{BatchId, Rank, Role};
 use crate::shm::{Presence, Segment, ShmError};

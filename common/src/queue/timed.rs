@@ -12,7 +12,7 @@ use super::header::Facts;
 use super::place::{Place, now};
 use super::ring::layout::{NUM_SPANS, NUM_TRACKS, Span, TrackRecord};
 use super::snapshot::{Profile, profile};
-use super::track::{Interrupted, Times};
+use super::track::{COUNTED, Interrupted, Times};
 use crate::shm::Mapped;
 use crate::sync::Ordering;
 
@@ -65,15 +65,29 @@ impl Place {
 
     /// The phase before it is over. The main track's is also the participant's.
     pub(super) fn set_phase(&self, track: Track, phase: Phase) -> Interrupted {
+        let times = self.times(track);
+        if !COUNTED {
+            return times.present();
+        }
         let now = now();
         self.show_phase(track, phase as u32, now);
-        let interrupted = self.times(track).enter(phase as u32, now);
+        let interrupted = times.enter(phase as u32, now);
         self.delays.wait(phase);
         interrupted
     }
 
+    /// What the spans from here on are about.
+    pub(super) fn set_about(&self, track: Track, number: u64) {
+        if COUNTED {
+            self.times(track).about(number, now());
+        }
+    }
+
     /// A nested phase is over.
     pub(super) fn resume(&self, track: Track, interrupted: Interrupted) {
+        if !COUNTED {
+            return;
+        }
         let now = now();
         interrupted.phase().into_iter().for_each(|phase| self.show_phase(track, phase, now));
         self.times(track).resume(interrupted, now);

@@ -10,6 +10,10 @@ use std::time::Duration;
 use super::ring::layout::{HISTOGRAM_BINS, NUM_PHASES, Span, TrackRecord, Visits};
 use crate::sync::{AtomicU64, Ordering, fence};
 
+/// Whether time is counted by phase. It always is, but for builds that are to show what that costs:
+/// `RUSTFLAGS="--cfg no_telemetry"`.
+pub const COUNTED: bool = !cfg!(no_telemetry);
+
 /// In [`TrackRecord::phase`]: nobody is at work.
 const IDLE: u32 = u32::MAX;
 /// Set in [`TrackRecord::phase`] of a phase that was gone back to after a nested one: what follows is more of the same
@@ -115,6 +119,9 @@ impl Times<'_> {
     }
 
     fn write(self, change: impl FnOnce()) {
+        if !COUNTED {
+            return;
+        }
         let sequence = self.track.sequence.load(Ordering::Relaxed) | 1;
         self.track.sequence.store(sequence, Ordering::Relaxed);
         // TRACK: after the odd number, before any change; paired with the Acquire fence of `Times::read`. SPAN: after
