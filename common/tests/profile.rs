@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::ids::{Rank, Role, Step};
-use common::queue::{ParticipantView, Phase, PhaseView, Queue, Spans, Track};
+use common::queue::{Mark, ParticipantView, Phase, PhaseView, Queue, Spans, Track, monotonic_ns};
 use queue_world::*;
 
 /// Long enough to tell from the time that a step takes on a busy machine.
@@ -90,6 +90,37 @@ fn a_second_thread_has_times_of_its_own() {
     assert!(phase(&seen, Track::Side, Phase::WaitGate).total_ns >= LONG.as_nanos() as u64 / 2, "{seen:?}");
     assert!(phase(&seen, Track::Main, Phase::Await).total_ns >= LONG.as_nanos() as u64);
     assert_eq!(phase(&seen, Track::Main, Phase::WaitGate), PhaseView::default());
+}
+
+#[test]
+fn a_gpus_work_is_marked_by_the_main_thread_and_told_later_by_who_watches_it() {
+    let queue = Queue::create(&spec(9)).unwrap();
+    let drafter = consumer(&queue, 0);
+    assert!(!worker(&queue, Role::Drafter, 0).profile.contains_key(&Track::Gpu), "no GPU, no track");
+    let mut gpu = drafter.gpu_track(Track::Gpu);
+    let (sender, marks) = std::sync::mpsc::channel();
+    drafter.mark_phases(Box::new(move |mark| sender.send(mark).unwrap()));
+    drafter.about(3);
+    drafter.phase(Phase::Draft);
+    drafter.side().phase(Phase::Copy);
+    {
+        let _nested = drafter.time(Phase::Device);
+    }
+    drafter.phase(Phase::Await);
+    let left: Vec<Mark> = marks.try_iter().collect();
+    let wanted = [Phase::Draft, Phase::Idle, Phase::Draft, Phase::Idle].map(|phase| Mark { phase, about: 3 });
+    assert_eq!(left, wanted);
+
+    let start = monotonic_ns();
+    let at = |number: usize| start + 1_000_000 * number as u64;
+    left.iter().enumerate().for_each(|(number, mark)| gpu.pass(*mark, at(number)));
+    let seen = worker(&queue, Role::Drafter, 0);
+    let draft = phase(&seen, Track::Gpu, Phase::Draft);
+    assert_eq!((draft.count, draft.total_ns), (2, 2_000_000));
+    let spans = Spans::open(&queue.snapshot().name).unwrap().of((Role::Drafter, Rank(0)), Track::Gpu, 0);
+    assert!(spans.iter().any(|span| (span.phase, span.about, span.to_ns) == (Phase::Draft, 3, at(1))), "{spans:?}");
+    drop((drafter, gpu));
+    assert!(!worker(&queue, Role::Drafter, 0).alive);
 }
 
 #[test]

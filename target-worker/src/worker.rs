@@ -19,6 +19,7 @@ use common::watchdog;
 use data::plan::{BatchPlan, PlanOptions, PlannedBatch};
 use data::store::TokenStore;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotWriter};
+use model::cuda::GpuWatch;
 use model::room::Room;
 use model::runtime::DeviceError;
 use model::target::Backbone;
@@ -129,6 +130,8 @@ impl Worker {
 
     /// Until every batch is trained.
     fn serve(&self, producer: &Producer, patience: &Patience) -> Result<(), ServeError> {
+        let watch = GpuWatch::start(self.backbone.device(), self.writer.marks(), |track| producer.gpu_track(track));
+        watch.iter().for_each(|watch| producer.mark_phases(watch.marker()));
         thread::scope(|scope| {
             let publisher = match self.writer.is_asynchronous() {
                 true => Publisher::start(scope, producer.side(), &patience.shutdown),

@@ -81,6 +81,8 @@ shared_enum! {
         WaitShare = 24,
         /// Waits for the lock, whose holder does not run.
         WaitLock = 25,
+        /// A GPU has nothing to do: the host has not given it anything yet.
+        Idle = 26,
     }
 }
 
@@ -91,6 +93,10 @@ shared_enum! {
         Main = 0,
         /// The thread that hands slots over, or fetches batches, while the main thread computes.
         Side = 1,
+        /// What the GPU computes of what the main thread gave it.
+        Gpu = 2,
+        /// What the GPU copies between slots and the worker's own memory meanwhile.
+        Copies = 3,
     }
 }
 
@@ -118,6 +124,21 @@ shared_enum! {
     }
 }
 
+impl Track {
+    /// How late its changes are known, in nanoseconds: the host looks again and again how far its GPU has come.
+    pub(super) fn late_ns(self) -> u64 {
+        match self {
+            Track::Main | Track::Side => 0,
+            Track::Gpu | Track::Copies => 20_000_000,
+        }
+    }
+
+    /// Whether it is a GPU's time, and no thread's.
+    pub fn is_of_gpu(self) -> bool {
+        matches!(self, Track::Gpu | Track::Copies)
+    }
+}
+
 impl Phase {
     pub(super) fn from_number(number: u32) -> Phase {
         Phase::ALL.get(number as usize).copied().unwrap_or(Phase::Starting)
@@ -126,6 +147,15 @@ impl Phase {
     /// The wait behind a number in [`super::ring::layout::Participant::waits_for`].
     pub(super) fn waiting(code: u32) -> Phase {
         Phase::from_number(Phase::Device as u32 + code.min(Blocked::LOCK_CODE))
+    }
+
+    /// What a GPU has to do from here on when the host enters this phase: that phase's work, or nothing.
+    pub(super) fn on_gpu(self) -> Phase {
+        use Phase::{AllReduce, Anchors, Backward, Draft, Forward, Idle, Loss, Optimizer};
+        match self {
+            Forward | Anchors | Draft | Loss | Backward | AllReduce | Optimizer => self,
+            _ => Idle,
+        }
     }
 
     /// Whether nothing is done in it but waiting for others.
@@ -157,6 +187,9 @@ mod tests {
         assert_eq!(Phase::waiting(Blocked::LOCK_CODE), Phase::WaitLock);
         assert!(Phase::WaitSlot.is_wait() && Phase::Await.is_wait());
         assert!(!Phase::Device.is_wait() && !Phase::Forward.is_wait());
+        assert!(
+            Phase::Idle.is_wait() && Phase::ALL.iter().all(|phase| !phase.is_wait() || phase.on_gpu() == Phase::Idle)
+        );
         assert_eq!(Phase::WaitSlot.name(), "wait_slot");
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase, Track};
+use super::gpu::{GpuTrack, Marker};
 use super::place::{Place, now};
 use super::ring::Hold;
 use super::ring::bell::Group;
@@ -104,6 +105,16 @@ impl Consumer {
     pub fn ready(&self) -> u64 {
         let [_, _, ready, ..] = self.place.shared.ring().ledger.counts();
         ready
+    }
+
+    /// A track of the drafter's GPU, for the thread that watches it.
+    pub fn gpu_track(&self, track: Track) -> GpuTrack {
+        GpuTrack::start(&self.place, track)
+    }
+
+    /// From here on the GPU's work is marked with the main thread's phases; only the first marker counts.
+    pub fn mark_phases(&self, marker: Marker) {
+        let _ = self.place.marker.set(marker);
     }
 
     /// Says what the phases from here on are about: the number of a step or of a batch.

@@ -19,6 +19,7 @@
 
 mod activity;
 mod consumer;
+mod gpu;
 mod header;
 mod owner;
 mod place;
@@ -36,8 +37,10 @@ use thiserror::Error;
 
 pub use activity::{Gauge, Phase, Track};
 pub use consumer::{Consumer, ReadLease};
+pub use gpu::{GpuTrack, Mark, Marker};
 pub use header::HeaderError;
 pub use owner::{CreateError, QueueOwner, ReclaimError};
+pub use place::now as monotonic_ns;
 use place::{Place, Shared};
 pub use producer::{Producer, WriteLease};
 pub use ring::Reclaimed;

@@ -2,12 +2,13 @@
 
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::activity::{Gauge, Phase, Track};
+use super::gpu::Marker;
 use super::header::{self, Facts, HeaderError};
 use super::ring::bell::{Group, Waits};
 use super::ring::layout::{Bell, Bucket, Control, Event, NUM_EVENTS, Participant, Slot, Tally};
@@ -60,7 +61,7 @@ pub(super) fn participants<'a>(memory: &'a impl Mapped, facts: &Facts) -> &'a [P
 }
 
 /// Nanoseconds of the clock that all processes of a boot share.
-pub(super) fn now() -> u64 {
+pub fn now() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| Duration::from(time).as_nanos() as u64)
 }
 
@@ -194,6 +195,8 @@ pub(super) struct Place {
     pub(super) shared: Arc<Shared>,
     pub(super) holder: Holder,
     pub(super) delays: Delays,
+    /// Marks the GPU's work with the main thread's phases.
+    pub(super) marker: OnceLock<Marker>,
     _presence: Presence,
 }
 
@@ -210,7 +213,7 @@ impl Place {
         let started = process_started();
         record.phase_since_ns.store(started, Ordering::Relaxed);
         let (holder, delays) = (Holder { code, epoch }, Delays::of_environment());
-        let place = Place { shared: Arc::clone(&shared), holder, delays, _presence: presence };
+        let place = Place { shared: Arc::clone(&shared), holder, delays, marker: OnceLock::new(), _presence: presence };
         place.times(Track::Main).start(phase as u32, started);
         place
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::LeaseError;
 use super::activity::{Gauge, Phase, Track};
+use super::gpu::{GpuTrack, Marker};
 use super::place::{Place, now};
 use super::ring::Hold;
 use super::ring::bell::Group;
@@ -58,6 +59,16 @@ impl Producer {
     pub fn side(&self) -> Producer {
         self.place.times(Track::Side).start(Phase::Starting as u32, now());
         Producer { place: Arc::clone(&self.place), track: Track::Side }
+    }
+
+    /// A track of the target's GPU, for the thread that watches it.
+    pub fn gpu_track(&self, track: Track) -> GpuTrack {
+        GpuTrack::start(&self.place, track)
+    }
+
+    /// From here on the GPU's work is marked with the main thread's phases; only the first marker counts.
+    pub fn mark_phases(&self, marker: Marker) {
+        let _ = self.place.marker.set(marker);
     }
 
     /// Says what the phases from here on are about: the number of a step or of a batch.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 
 use super::activity::{Phase, Track};
+use super::gpu::Mark;
 use super::header::Facts;
 use super::place::{Place, now};
 use super::ring::layout::{NUM_SPANS, NUM_TRACKS, Span, TrackRecord};
@@ -70,7 +71,7 @@ impl Place {
             return times.present();
         }
         let now = now();
-        self.show_phase(track, phase as u32, now);
+        self.show_phase(track, phase, now);
         let interrupted = times.enter(phase as u32, now);
         self.delays.wait(phase);
         interrupted
@@ -89,14 +90,19 @@ impl Place {
             return;
         }
         let now = now();
-        interrupted.phase().into_iter().for_each(|phase| self.show_phase(track, phase, now));
+        interrupted.phase().into_iter().for_each(|phase| self.show_phase(track, Phase::from_number(phase), now));
         self.times(track).resume(interrupted, now);
     }
 
-    fn show_phase(&self, track: Track, phase: u32, now: u64) {
-        if track == Track::Main {
-            self.record().phase.store(phase, Ordering::Relaxed);
-            self.record().phase_since_ns.store(now, Ordering::Relaxed);
+    fn show_phase(&self, track: Track, phase: Phase, now: u64) {
+        if track != Track::Main {
+            return;
+        }
+        self.record().phase.store(phase as u32, Ordering::Relaxed);
+        self.record().phase_since_ns.store(now, Ordering::Relaxed);
+        if let Some(marker) = self.marker.get() {
+            let about = self.times(track).track.about.load(Ordering::Relaxed);
+            marker(Mark { phase: phase.on_gpu(), about });
         }
     }
 }

@@ -67,13 +67,26 @@ impl Period {
 
     /// Nanoseconds in which the main threads of a role had batches to care for.
     pub fn active_ns(&self, role: Role) -> u64 {
+        self.active_ns_of(role, Track::Main)
+    }
+
+    fn active_ns_of(&self, role: Role, track: Track) -> u64 {
         let cared = Phase::ALL.iter().copied().filter(|phase| !ASIDE.contains(phase)).collect::<Vec<_>>();
-        self.ns(role, Track::Main, &cared)
+        self.ns(role, track, &cared)
     }
 
     /// Share of that time that they spent in these phases.
     pub fn share(&self, role: Role, phases: &[Phase]) -> f64 {
-        self.ns(role, Track::Main, phases) as f64 / (self.active_ns(role) as f64).max(1.0)
+        self.share_of(role, Track::Main, phases)
+    }
+
+    fn share_of(&self, role: Role, track: Track, phases: &[Phase]) -> f64 {
+        self.ns(role, track, phases) as f64 / (self.active_ns_of(role, track) as f64).max(1.0)
+    }
+
+    /// Share of their time in which the GPUs of a role had nothing to do; none without a GPU.
+    pub fn gpu_idle(&self, role: Role) -> Option<f64> {
+        (self.active_ns_of(role, Track::Gpu) > 0).then(|| self.share_of(role, Track::Gpu, &[Phase::Idle]))
     }
 
     /// Share of the whole period in which the main threads of a role could have run, but had no core.
@@ -83,10 +96,10 @@ impl Period {
         runnable as f64 / 1e9 / (self.seconds * of_role().count() as f64).max(1e-9)
     }
 
-    /// The phase of work, no wait, that takes most of a role's time, with its share.
-    pub fn busiest(&self, role: Role) -> Option<(Phase, f64)> {
+    /// The phase of work, no wait, that takes most of a role's time on that track, with its share.
+    pub fn busiest(&self, role: Role, track: Track) -> Option<(Phase, f64)> {
         let work = Phase::ALL.iter().filter(|phase| !phase.is_wait() && !ASIDE.contains(phase));
-        let shares = work.map(|phase| (*phase, self.share(role, &[*phase])));
+        let shares = work.map(|phase| (*phase, self.share_of(role, track, &[*phase])));
         shares.max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, share)| *share > 0.0)
     }
 }

@@ -1,6 +1,6 @@
 //! Spans of several processes as one trace in Chrome's JSON format, which Perfetto reads too.
 //!
-//! Every worker is a process, each of its threads a thread; times are microseconds of the monotonic clock, which all
+//! Every worker is a process, each of its threads a thread, and so are its GPU's computing and copying; times are microseconds of the monotonic clock, which all
 //! processes of a machine share. A drafter's steps are spans of their own, around the phases that belong to them.
 
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use super::worker_name;
 use crate::ids::{Rank, Role};
 use crate::queue::{SpanView, Track};
 
-/// A thread whose spans are shown.
+/// A thread, or a GPU's half, whose spans are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lane {
     /// Target or drafter.
     pub role: Role,
     /// Its number within the role.
     pub rank: Rank,
-    /// Which of its threads.
+    /// Which of them.
     pub track: Track,
 }
 
@@ -34,6 +34,23 @@ impl Lane {
 
     fn has_steps(self) -> bool {
         self.role == Role::Drafter && self.track == Track::Main
+    }
+
+    /// What its spans are about.
+    fn about(self) -> &'static str {
+        match (self.role, self.track) {
+            (Role::Drafter, Track::Main | Track::Gpu) => "step",
+            _ => "batch",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self.track {
+            Track::Main => "main thread",
+            Track::Side => "second thread",
+            Track::Gpu => "GPU",
+            Track::Copies => "GPU copies",
+        }
     }
 
     /// Perfetto's number of the process: targets from 1, drafters from 1001.
@@ -78,8 +95,7 @@ impl Timeline {
 fn names(lane: Lane) -> [Value; 2] {
     let (process, thread) = (lane.process(), lane.track as u32);
     let name = |what: &str, name: &str| json!({ "name": what, "ph": "M", "pid": process, "tid": thread, "args": { "name": name } });
-    let thread_name = if lane.track == Track::Main { "main thread" } else { "second thread" };
-    [name("process_name", &worker_name(lane.role, lane.rank)), name("thread_name", thread_name)]
+    [name("process_name", &worker_name(lane.role, lane.rank)), name("thread_name", lane.name())]
 }
 
 /// Stretches of spans of one step; time before the first step is nobody's.
@@ -91,7 +107,6 @@ fn steps(spans: &[SpanView]) -> Vec<SpanView> {
 
 fn event(lane: Lane, name: &str, span: &SpanView) -> Value {
     let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
-    let about = if lane.has_steps() { "step" } else { "batch" };
     json!({
         "name": name,
         "cat": if span.phase.is_wait() { "wait" } else { "work" },
@@ -100,7 +115,7 @@ fn event(lane: Lane, name: &str, span: &SpanView) -> Value {
         "tid": lane.track as u32,
         "ts": microseconds(span.from_ns),
         "dur": microseconds(span.to_ns.saturating_sub(span.from_ns)),
-        "args": { about: span.about },
+        "args": { lane.about(): span.about },
     })
 }
 
@@ -162,6 +177,21 @@ mod tests {
         assert!(drafter.contains(&("step 1", 10.0, 40.0)) && drafter.contains(&("step 2", 40.0, 60.0)), "{drafter:?}");
         assert!(!drafter.iter().any(|(name, ..)| *name == "step 0"));
         assert!(events.contains(&(1, 0, "wait_slot".into(), 30.0, 90.0)));
+    }
+
+    #[test]
+    fn a_gpu_is_a_thread_of_its_worker_and_its_spans_are_the_steps() {
+        let gpu = Lane { track: Track::Gpu, ..Lane::FIRST_DRAFTER };
+        let mut timeline = timeline();
+        timeline.add(gpu, &spans(&[(Phase::Idle, 0, 12, 0), (Phase::Draft, 12, 30, 1), (Phase::Idle, 30, 99, 1)]));
+        let json: Value = serde_json::from_str(&timeline.to_json()).unwrap();
+        let of_gpu = json["traceEvents"].as_array().unwrap().iter().filter(|event| event["tid"] == Track::Gpu as u32);
+        let of_gpu: Vec<_> = of_gpu.collect();
+        assert!(of_gpu.iter().all(|event| event["pid"] == 1001));
+        assert!(of_gpu.iter().any(|event| event["args"]["name"] == "GPU"));
+        let draft = of_gpu.iter().find(|event| event["name"] == "draft").unwrap();
+        assert_eq!((&draft["args"]["step"], &draft["cat"]), (&json!(1), &json!("work")));
+        assert_eq!(of_gpu.iter().filter(|event| event["name"] == "idle" && event["cat"] == "wait").count(), 2);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use common::telemetry;
 use common::wait::{Patience, WaitError};
 use common::watchdog;
 use model::arena::{Arena, ArenaError, LauncherLink, Seat, SlotReader};
+use model::cuda::GpuWatch;
 use model::drafter::Drafter;
 use model::room::Room;
 use model::runtime::DeviceError;
@@ -116,6 +117,8 @@ struct Trainer<'a> {
     patience: Patience,
     /// Before the receiver: its end frees a GPU's queue that waits for a rank, and with it the thread that fetches.
     exchange: Exchange,
+    /// Keeps the place at the queue, too.
+    _watch: Option<GpuWatch>,
     receiver: Receiver,
     drafter: Drafter,
     optimizer: AdamW,
@@ -148,11 +151,14 @@ impl<'a> Trainer<'a> {
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let patience = Patience { timeout: job.patience.timeout, shutdown: start.end.clone() };
+        let watch = GpuWatch::start(device, job.reader.marks(), |track| consumer.gpu_track(track));
+        watch.iter().for_each(|watch| consumer.mark_phases(watch.marker()));
         let (share, first) = (Share::new(config, plan, rank), Step(step.0 + 1));
         let receiver = Receiver::start(consumer, Arc::clone(&job.reader), share, first, &patience)?;
         Ok(Trainer {
             job,
             patience,
+            _watch: watch,
             receiver,
             drafter,
             optimizer,

@@ -36,7 +36,7 @@ fn one((role, rank): (Role, Rank), track: Track, phases: &BTreeMap<Phase, Spent>
     html! {
         section class="card" {
             h3 { (role) " " (rank) ", " (track_words(track)) }
-            p { (duration(total / 1e9)) ", " (percent(waits / total.max(1.0))) " of it waiting for others" }
+            p { (duration(total / 1e9)) ", " (summary(track, waits / total.max(1.0))) }
             div class="bar" aria-hidden="true" {
                 @for (phase, spent) in &sorted {
                     @let width = spent.ns as f64 / total * 100.0;
@@ -49,6 +49,15 @@ fn one((role, rank): (Role, Rank), track: Track, phases: &BTreeMap<Phase, Spent>
                 tbody { @for (phase, spent) in &sorted { (row(**phase, spent, total)) } }
             } }
         }
+    }
+}
+
+/// What the share of waits says.
+fn summary(track: Track, waits: f64) -> String {
+    if track.is_of_gpu() {
+        format!("{} of it at work", percent(1.0 - waits))
+    } else {
+        format!("{} of it waiting for others", percent(waits))
     }
 }
 
@@ -76,6 +85,8 @@ fn track_words(track: Track) -> &'static str {
     match track {
         Track::Main => "main thread",
         Track::Side => "second thread",
+        Track::Gpu => "GPU",
+        Track::Copies => "GPU copies",
     }
 }
 

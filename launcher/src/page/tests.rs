@@ -59,6 +59,19 @@ fn a_whole_run_is_told_in_curves_and_in_words() {
 }
 
 #[test]
+fn a_gpu_has_a_card_of_its_own() {
+    let samples = samples_line(5, 0);
+    assert!(!text(&[("config.toml", ""), ("telemetry.jsonl", &samples)]).contains("GPU"));
+    let gpu = r#""gpu":{"backward":{"count":3,"ns":1200000000},"idle":{"count":3,"ns":300000000}}"#;
+    let samples =
+        samples.replace(r#""stages":{"main":{"backward""#, &format!(r#""stages":{{{gpu},"main":{{"backward""#));
+    let page = text(&[("config.toml", ""), ("telemetry.jsonl", &samples)]);
+    let said =
+        ["drafter 0, GPU", "80.0 % of it at work", "whose GPUs were busy 80 % (backward took 80 % of their time)"];
+    said.iter().for_each(|words| assert!(page.contains(words), "{words} is not there: {page}"));
+}
+
+#[test]
 fn a_run_cut_short_or_of_an_older_build_still_has_a_page() {
     let bare = text(&[("config.toml", "[run]"), ("plan.json", r#"{"run_id":"cd-34","of":"another build"}"#)]);
     assert!(

@@ -99,11 +99,16 @@ impl Trace {
         Some(self.write("trace.json", &cut))
     }
 
-    /// The step that the first drafter is in, as its last span has it.
+    /// The step that the first drafter is in, as its last span has it; its GPU's, if it has one.
     fn step(&self) -> Option<u64> {
-        let lane = Lane { role: Role::Drafter, rank: Rank(0), track: Track::Main };
-        let spans = Spans::open(&self.queue).ok()?.of((lane.role, lane.rank), lane.track, self.next_of(lane));
-        spans.last().map(|span| span.about)
+        let spans = Spans::open(&self.queue).ok()?;
+        let last = |track| {
+            let lane = Lane { role: Role::Drafter, rank: Rank(0), track };
+            let seen = self.next_of(lane).saturating_sub(1);
+            spans.of((lane.role, lane.rank), track, seen).last().map(|span| span.about)
+        };
+        let host = last(Track::Main)?;
+        Some(last(Track::Gpu).map_or(host, |gpu| gpu.min(host)))
     }
 
     fn next_of(&self, lane: Lane) -> u64 {
@@ -133,7 +138,9 @@ impl Trace {
     fn lanes(&self) -> Vec<Lane> {
         let ranks = [(Role::Target, self.targets), (Role::Drafter, self.drafters)];
         let workers = ranks.into_iter().flat_map(|(role, count)| (0..count).map(move |rank| (role, Rank(rank))));
-        workers.flat_map(|(role, rank)| [Track::Main, Track::Side].map(|track| Lane { role, rank, track })).collect()
+        workers
+            .flat_map(|(role, rank)| Track::ALL.iter().map(move |track| Lane { role, rank, track: *track }))
+            .collect()
     }
 
     fn write(&self, name: &str, timeline: &Timeline) -> String {

@@ -2,19 +2,23 @@
 
 #![expect(unsafe_code, reason = "enqueues copies between device addresses")]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use common::ids::BatchId;
+use common::queue::{Mark, Phase};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use tch::Tensor;
 
-use crate::cuda::{CudaError, Doing, Gpu};
+use crate::cuda::{CudaError, Doing, Gpu, Marks};
 
 /// A copy stream.
 pub(super) struct Copies {
     stream: Arc<CudaStream>,
     /// libtorch's: the NULL stream.
     torch: Arc<CudaStream>,
+    /// Made once somebody watches them.
+    marks: OnceLock<Arc<Marks>>,
 }
 
 /// Rows that are copied to the same columns of another matrix. Pitches and width in bytes.
@@ -30,7 +34,19 @@ pub(super) struct Columns {
 impl Copies {
     pub(super) fn new(gpu: &Gpu) -> Result<Copies, CudaError> {
         let stream = gpu.context().new_stream().doing("making a copy stream")?;
-        Ok(Copies { stream, torch: gpu.context().default_stream() })
+        Ok(Copies { stream, torch: gpu.context().default_stream(), marks: OnceLock::new() })
+    }
+
+    /// The marks that [`Copies::mark_phase`] leaves from here on.
+    pub(super) fn marks(&self) -> Arc<Marks> {
+        Arc::clone(self.marks.get_or_init(|| Arc::new(Marks::new(Arc::clone(&self.stream)))))
+    }
+
+    /// What is enqueued here from now on is for this phase and batch; nobody may be watching.
+    pub(super) fn mark_phase(&self, phase: Phase, batch: BatchId) {
+        if let Some(marks) = self.marks.get() {
+            marks.leave(Mark { phase, about: batch.0 });
+        }
     }
 
     /// What is enqueued here from now on comes after all that libtorch has been given so far.

@@ -2,8 +2,10 @@
 
 #![expect(unsafe_code, reason = "copies out of slots that the queue says are ours")]
 
+use std::sync::Arc;
+
 use common::ids::Rank;
-use common::queue::ReadLease;
+use common::queue::{Phase, ReadLease};
 use common::wait::Patience;
 use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::CUevent_flags;
@@ -11,7 +13,7 @@ use tch::{Device, Tensor};
 
 use super::copies::{Copies, address};
 use super::{Arena, ArenaError, checksum};
-use crate::cuda::{CudaError, Doing, Gpu};
+use crate::cuda::{CudaError, Doing, Gpu, Marks};
 
 /// Reads slots.
 pub struct SlotReader {
@@ -83,6 +85,11 @@ impl SlotReader {
         }
     }
 
+    /// Marks of the stream that copies slots on a GPU.
+    pub fn marks(&self) -> Option<Arc<Marks>> {
+        self.copies.as_ref().map(Copies::marks)
+    }
+
     /// A buffer that any slot fits into.
     ///
     /// # Errors
@@ -112,9 +119,11 @@ impl SlotReader {
                 let place = arena.place(lease.slot(), lease.arena_version(), patience)?;
                 await_event(free.as_ref())?;
                 let bytes = tokens.min(arena.layout().shape.tokens) * arena.layout().shape.row_bytes();
+                copies.mark_phase(Phase::Copy, lease.batch_id());
                 // SAFETY: slot and buffer are at least `bytes` long and stay until the copy is done, below; the buffer's
                 // last readers are done, and the slot is ours by its lease.
                 unsafe { copies.bytes(place.address(), address(&tensor), bytes)? };
+                copies.mark_phase(Phase::Idle, lease.batch_id());
                 copies.finish()?;
                 Read { taps: tensor.narrow(0, 0, tokens as i64), buffer: Buffer { tensor: Some(tensor), free: None } }
             }

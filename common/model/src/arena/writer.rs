@@ -3,9 +3,10 @@
 #![expect(unsafe_code, reason = "copies into slots that the queue says are ours")]
 
 use std::mem;
+use std::sync::Arc;
 
-use common::ids::SlotIndex;
-use common::queue::WriteLease;
+use common::ids::{BatchId, SlotIndex};
+use common::queue::{Phase, WriteLease};
 use common::wait::Patience;
 use cudarc::driver::CudaEvent;
 use tch::Tensor;
@@ -13,7 +14,7 @@ use tch::Tensor;
 use super::copies::{Columns, Copies, address};
 use super::gpu::SlotPlace;
 use super::{Arena, ArenaError, SlotShape, checksum};
-use crate::cuda::{CudaError, Doing};
+use crate::cuda::{CudaError, Doing, Marks};
 
 /// Writes slots.
 pub struct SlotWriter {
@@ -26,6 +27,7 @@ pub struct SlotWriter {
 /// that are under way: drop it before the lease, whose slot another process may write next.
 pub struct Filling<'a> {
     writer: &'a SlotWriter,
+    batch: BatchId,
     slot: SlotIndex,
     place: Option<SlotPlace>,
     kept: Vec<Tensor>,
@@ -65,6 +67,11 @@ impl SlotWriter {
         self.copies.is_some()
     }
 
+    /// Marks of the stream that copies hidden states on a GPU.
+    pub fn marks(&self) -> Option<Arc<Marks>> {
+        self.copies.as_ref().map(Copies::marks)
+    }
+
     /// Starts filling a slot that this process holds for writing.
     ///
     /// # Errors
@@ -74,7 +81,8 @@ impl SlotWriter {
             Arena::Host(_) => None,
             Arena::Gpu(arena) => Some(arena.place(lease.slot(), lease.arena_version(), patience)?),
         };
-        Ok(Filling { writer: self, slot: lease.slot(), place, kept: Vec::new(), sum: None, failed: None })
+        let (batch, slot) = (lease.batch_id(), lease.slot());
+        Ok(Filling { writer: self, batch, slot, place, kept: Vec::new(), sum: None, failed: None })
     }
 
     fn shape(&self) -> &SlotShape {
@@ -107,7 +115,11 @@ impl Filling<'_> {
         match (&writer.arena, &self.place) {
             (Arena::Host(arena), _) => arena.write_tap(self.slot, tap, hidden),
             (Arena::Gpu(_), Some(place)) => {
-                send(writer.copies.as_ref().expect("a GPU arena has copies"), shape, (place, tap), hidden)?;
+                let copies = writer.copies.as_ref().expect("a GPU arena has copies");
+                copies.after_torch()?;
+                copies.mark_phase(Phase::Capture, self.batch);
+                send(copies, shape, (place, tap), hidden)?;
+                copies.mark_phase(Phase::Idle, self.batch);
                 self.kept.push(hidden.shallow_clone());
             }
             (Arena::Gpu(_), None) => unreachable!("a GPU slot has a place"),
@@ -205,7 +217,6 @@ fn send(
         width,
         rows: hidden.size()[0] as usize,
     };
-    copies.after_torch()?;
     // SAFETY: `hidden` is contiguous and fits the slot, as checked; tensor and part are kept until the copies are done
     // (`Written`), and the slot is ours by its lease.
     unsafe { copies.columns(&columns)? };

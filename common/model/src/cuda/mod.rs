@@ -8,9 +8,11 @@
 pub mod cudnn;
 pub mod flash;
 pub mod fused;
+mod marks;
 pub(crate) mod memory;
 mod refusal;
 pub(crate) mod step;
+mod watch;
 
 use std::ffi::c_int;
 use std::fmt;
@@ -18,8 +20,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+pub use marks::Marks;
 pub use refusal::{PairFacts, Refusal};
 pub use step::Late;
+pub use watch::GpuWatch;
 
 /// The CUDA driver said no.
 #[derive(Debug, thiserror::Error)]

@@ -20,7 +20,7 @@ pub type Profile = BTreeMap<Track, BTreeMap<Phase, PhaseView>>;
 pub struct PhaseView {
     /// Visits that are over.
     pub count: u64,
-    /// Time in it, the present visit's until now included, in nanoseconds.
+    /// Time in it, the present visit's until now included (a GPU's, until a little before now), in nanoseconds.
     pub total_ns: u64,
     /// The longest visit that is over, without the time of phases nested in it.
     pub max_ns: u64,
@@ -46,7 +46,14 @@ pub struct SpanView {
 /// A participant's times as they are now; whether it is `alive` says whether its present phase goes on.
 pub(in crate::queue) fn profile(memory: &impl Mapped, facts: &Facts, (code, alive): (u8, bool), now: u64) -> Profile {
     let used = Track::ALL.iter().map(|track| (*track, times(memory, facts, code, *track)));
-    used.filter(|(_, times)| times.is_used()).map(|(track, times)| (track, phases(times, alive, now))).collect()
+    used.filter(|(_, times)| times.is_used())
+        .map(|(track, times)| (track, phases(times, alive, known_until(track, now))))
+        .collect()
+}
+
+/// Until when the last phase that is known of a track is taken to go on: no reading takes back what one before it said.
+fn known_until(track: Track, now: u64) -> u64 {
+    now.saturating_sub(track.late_ns())
 }
 
 fn phases(times: Times<'_>, at_work: bool, now: u64) -> BTreeMap<Phase, PhaseView> {
@@ -106,5 +113,30 @@ impl SpanView {
     fn of(read: SpanRead) -> SpanView {
         let SpanRead { number, from_ns, to_ns, phase, about } = read;
         SpanView { number, from_ns, to_ns, phase: Phase::from_number(phase), about }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(feature = "loom"))]
+mod tests {
+    use super::*;
+    use crate::queue::ring::layout::{Span, TrackRecord};
+
+    #[test]
+    fn what_a_gpu_does_now_is_not_known_yet() {
+        let (track, spans): (TrackRecord, [Span; 0]) = (TrackRecord::default(), []);
+        let (times, late) = (Times { track: &track, spans: &spans }, Track::Gpu.late_ns());
+        let total = |now: u64, phase: Phase| {
+            let seen = phases(times, true, known_until(Track::Gpu, now));
+            seen.get(&phase).map_or(0, |view| view.total_ns)
+        };
+        times.start(Phase::Idle as u32, 0);
+        times.enter(Phase::Backward as u32, 1_000);
+        assert_eq!(total(1_000 + late - 1, Phase::Backward), 0);
+        assert_eq!(total(1_000 + late + 500, Phase::Backward), 500);
+        // Its end becomes known, and lies after all that was said.
+        times.enter(Phase::Idle as u32, 1_600);
+        assert_eq!(total(1_600 + late, Phase::Backward), 600);
+        assert_eq!(known_until(Track::Main, 7), 7);
     }
 }

@@ -1,4 +1,5 @@
-//! Where a thread's time goes: counted by phase as it goes from one to the next, by the thread itself.
+//! Where a thread's time goes: counted by phase as it goes from one to the next, by the thread itself. A GPU's time is counted
+//! in the same way, by a thread that watches it.
 //!
 //! A change of phase books the time since the last change to the phase that is left, so the phases of a track cover all
 //! of its time, and no two of its spans overlap. A track has one writer and any number of readers, none of which waits:
@@ -91,6 +92,17 @@ impl Times<'_> {
     /// Goes back to a phase that another one interrupted.
     pub(crate) fn resume(self, Interrupted(phase): Interrupted, now: u64) {
         self.change(if phase == IDLE { IDLE } else { phase | RESUMED }, now);
+    }
+
+    /// Goes from the present phase to this one; the spans from here on are about `number`.
+    pub(crate) fn enter_about(self, phase: u32, number: u64, now: u64) {
+        self.change(phase, now);
+        self.track.about.store(number & ABOUT, Ordering::Relaxed);
+    }
+
+    /// The present phase, and since when, in nanoseconds.
+    pub(crate) fn present_since(self) -> (Option<u32>, u64) {
+        (self.present().phase(), self.track.since_ns.load(Ordering::Relaxed))
     }
 
     /// The present phase.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::period::Period;
 use crate::ids::Role;
-use crate::queue::Phase;
+use crate::queue::{Phase, Track};
 
 /// From this share of its time on, a side's waiting counts.
 const WAITS: f64 = 0.10;
@@ -20,9 +20,14 @@ const BOTH: f64 = 0.35;
 const DATA: f64 = 0.40;
 /// From this share of the time on, a process without a core is what makes its side slow.
 const STARVED: f64 = 0.30;
+/// From this share of the time on, a GPU that its host gives nothing to do is what makes its side slow.
+const GPU_WAITS: f64 = 0.20;
 
 /// What a target waits for the drafters in.
 const FOR_SLOTS: [Phase; 2] = [Phase::WaitSlot, Phase::WaitShare];
+/// What keeps a GPU without work and is not its host being slow to find it some; neither is waiting for the other side.
+const ELSEWHERE: [Phase; 3] = [Phase::AllReduce, Phase::Checkpoint, Phase::Snapshot];
+
 /// What a drafter waits for the targets in; its main thread waits for a second one that fetches batches.
 const FOR_BATCHES: [Phase; 4] = [Phase::WaitGate, Phase::WaitOrder, Phase::WaitGroup, Phase::Await];
 
@@ -40,7 +45,7 @@ pub enum Limit {
     Queue,
     /// The gate's threshold.
     MinReady,
-    /// Cores: processes that could run do not.
+    /// The processor: processes that could run do not, or GPUs wait for what it is to give them.
     Host,
     /// Nobody waits for anybody.
     Balanced,
@@ -90,12 +95,12 @@ impl Figures<'_> {
             () if targets_wait > drafters_wait => &[Role::Drafter],
             () => &[Role::Target],
         };
-        if slow.iter().any(|role| self.starved(*role) >= STARVED) {
-            return Limit::Host;
-        }
+        let slow_by = |share: &dyn Fn(Role) -> f64, limit| slow.iter().any(|role| share(*role) >= limit);
         match slow {
-            [Role::Drafter] => Limit::Drafters,
+            _ if slow_by(&|role| self.starved(role), STARVED) => Limit::Host,
             [Role::Target] if self.data() >= DATA => Limit::Data,
+            _ if slow_by(&|role| self.gpu_waits(role), GPU_WAITS) => Limit::Host,
+            [Role::Drafter] => Limit::Drafters,
             [Role::Target] => Limit::Targets,
             _ => Limit::Balanced,
         }
@@ -113,6 +118,13 @@ impl Figures<'_> {
 
     fn starved(&self, role: Role) -> f64 {
         self.period.starved(role)
+    }
+
+    /// Share of their time in which a role's GPUs waited for their hosts, which waited for nobody.
+    fn gpu_waits(&self, role: Role) -> f64 {
+        let waits = if role == Role::Target { self.targets_wait } else { self.drafters_wait };
+        let elsewhere = waits + self.period.share(role, &ELSEWHERE);
+        self.period.gpu_idle(role).map_or(0.0, |idle| (idle - elsewhere).max(0.0))
     }
 
     /// Reading rows' share of the targets' work.
@@ -142,10 +154,7 @@ impl Figures<'_> {
                 format!("the gate limits the run: it wants {min_ready} of {capacity} batches ready"),
                 "a smaller queue.min_ready or a larger queue.capacity would help".into(),
             ),
-            Limit::Host => (
-                "the host limits the run".into(),
-                format!("{}: more cores, fewer run.threads or less beside the run would help", self.want_of_cores()),
-            ),
+            Limit::Host => self.host_and_help(),
             Limit::Balanced => (
                 "nobody limits the run: targets and drafters keep pace".into(),
                 "only faster devices, or more of both, would help".into(),
@@ -154,18 +163,41 @@ impl Figures<'_> {
         format!("{who}; {}; {help}", self.waits())
     }
 
+    /// Who the host keeps waiting: processes that want a core, or else GPUs that want work.
+    fn host_and_help(&self) -> (String, String) {
+        if self.starved(Role::Target).max(self.starved(Role::Drafter)) >= STARVED {
+            let help = "more cores, fewer run.threads or less beside the run would help";
+            return ("the host limits the run".into(), format!("{}: {help}", self.want_of_cores()));
+        }
+        let [targets, drafters] = [Role::Target, Role::Drafter].map(|role| self.gpu_waits(role));
+        let (who, share) = if targets > drafters { ("targets", targets) } else { ("drafters", drafters) };
+        (
+            format!("the host limits the run: the {who}' GPUs wait for it {} of their time", percent(share)),
+            "a larger data.batch_tokens or faster cores would help".into(),
+        )
+    }
+
     fn waits(&self) -> String {
-        let busiest = match self.period.busiest(Role::Drafter) {
-            Some((phase, share)) => format!(", {} took {} of theirs", phase.name(), percent(share)),
-            None => String::new(),
-        };
         format!(
-            "targets waited {} of their time for slots, drafters {} for batches{busiest}, {:.1} of {} ready on average",
+            "targets waited {} of their time for slots, drafters {} for batches{}, {:.1} of {} ready on average",
             percent(self.targets_wait),
             percent(self.drafters_wait),
+            self.drafters_work(),
             self.period.ready,
             self.period.capacity
         )
+    }
+
+    /// What the drafters' time went into, or their GPUs'.
+    fn drafters_work(&self) -> String {
+        let busiest = |track| self.period.busiest(Role::Drafter, track);
+        let words = |(phase, share): (Phase, f64)| format!("{} took {} of", phase.name(), percent(share));
+        match (self.period.gpu_idle(Role::Drafter), busiest(Track::Gpu)) {
+            (Some(idle), Some(most)) => {
+                format!(", whose GPUs were busy {} ({} their time)", percent(1.0 - idle), words(most))
+            }
+            _ => busiest(Track::Main).map_or(String::new(), |most| format!(", {} theirs", words(most))),
+        }
     }
 
     fn want_of_cores(&self) -> String {
@@ -175,6 +207,8 @@ impl Figures<'_> {
 
     fn named(&self) -> BTreeMap<String, f64> {
         let share = |role, phase| self.period.share(role, &[phase]);
+        let gpus = [("targets_gpu_busy", Role::Target), ("drafters_gpu_busy", Role::Drafter)];
+        let gpus = gpus.into_iter().filter_map(|(name, role)| Some((name, 1.0 - self.period.gpu_idle(role)?)));
         let figures = [
             ("targets_wait", self.targets_wait),
             ("drafters_wait", self.drafters_wait),
@@ -187,7 +221,7 @@ impl Figures<'_> {
             ("min_ready", self.period.min_ready as f64),
             ("seconds", self.period.seconds),
         ];
-        figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        figures.into_iter().chain(gpus).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 

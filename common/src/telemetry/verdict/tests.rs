@@ -101,6 +101,36 @@ fn a_side_that_is_waited_for_and_has_no_core_is_the_hosts_fault() {
     assert!(found.sentence.contains("drafters 55 %"), "{}", found.sentence);
 }
 
+/// With GPUs of which each was busy so many percent of the time.
+fn with_gpus(mut sample: Sample, busy: [u64; 2]) -> Sample {
+    for (worker, busy) in sample.workers.iter_mut().zip(busy) {
+        let work = if worker.role == Role::Target { Phase::Forward } else { Phase::Backward };
+        let spent = |percent: u64| Spent { count: 1, ns: percent * 10_000_000 };
+        let gpu = [(work, spent(busy)), (Phase::Idle, spent(100 - busy))].into();
+        worker.stages.insert(Track::Gpu, gpu);
+    }
+    sample
+}
+
+#[test]
+fn a_gpu_that_waits_for_its_host_is_the_hosts_fault() {
+    let found = verdict(&with_gpus(sample(IDLE_TARGET, BUSY_DRAFTER), [50, 60]));
+    assert_eq!(found.limit, Limit::Host);
+    let wanted =
+        ["the drafters' GPUs wait for it 40 % of their time", "busy 60 % (backward took 60 %", "data.batch_tokens"];
+    wanted.iter().for_each(|words| assert!(found.sentence.contains(words), "{}", found.sentence));
+    assert_eq!((found.figures["drafters_gpu_busy"], found.figures["targets_gpu_busy"]), (0.6, 0.5));
+    // Busy GPUs; a side that nobody waits for; a GPU that has nothing to do because its host waits for batches.
+    assert_eq!(verdict(&with_gpus(sample(IDLE_TARGET, BUSY_DRAFTER), [10, 95])).limit, Limit::Drafters);
+    assert_eq!(verdict(&with_gpus(sample(BUSY_TARGET, IDLE_DRAFTER), [95, 40])).limit, Limit::Targets);
+    // What is known better is said: the host reads rows, writes checkpoints, waits for other drafters.
+    let slow_data: Parts<'_> = &[(Phase::Data, 70), (Phase::Forward, 30)];
+    assert_eq!(verdict(&with_gpus(sample(slow_data, IDLE_DRAFTER), [30, 40])).limit, Limit::Data);
+    let saving: Parts<'_> = &[(Phase::Checkpoint, 30), (Phase::AllReduce, 20), (Phase::Backward, 50)];
+    assert_eq!(verdict(&with_gpus(sample(IDLE_TARGET, saving), [50, 50])).limit, Limit::Drafters);
+    assert!(!verdict(&sample(IDLE_TARGET, BUSY_DRAFTER)).figures.contains_key("drafters_gpu_busy"));
+}
+
 #[test]
 fn start_and_end_do_not_count_and_without_batches_there_is_no_verdict() {
     let loading: Parts<'_> = &[(Phase::Loading, 90), (Phase::Forward, 10)];
@@ -121,5 +151,5 @@ fn a_period_is_the_sum_of_its_samples() {
     [&first, &second].into_iter().for_each(|sample| period.add(sample));
     assert_eq!((period.seconds, period.ready), (4.0, 5.0));
     assert_eq!(period.share(Role::Target, &[Phase::WaitSlot]), 0.25);
-    assert_eq!(period.busiest(Role::Target), Some((Phase::Forward, 0.70)));
+    assert_eq!(period.busiest(Role::Target, Track::Main), Some((Phase::Forward, 0.70)));
 }

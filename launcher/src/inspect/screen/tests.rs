@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::config::{GateMode, PopPolicy};
 use common::ids::Rank;
-use common::queue::{Gauge, Phase, Queue, QueueSpec, Rows};
+use common::queue::{Gauge, Phase, Queue, QueueSpec, Rows, Track};
 use common::shutdown::Shutdown;
 use common::telemetry::sample::Sampler;
 use common::wait::Patience;
@@ -135,6 +135,34 @@ fn the_workers_page_has_the_verdict_and_a_bar_for_every_phase() {
     sample.workers.iter_mut().for_each(|worker| worker.runnable_ns = 1_000_000_000_000);
     view.recent.add(&sample);
     assert!(words(&screen(80, 24, &view)).contains("less beside the run would help"));
+    let worker = view.snapshot.participants[0].clone();
+    view.snapshot.participants.extend(std::iter::repeat_n(worker, 20));
+    assert!(screen(80, 24, &view).contains("more workers"));
+}
+
+#[test]
+fn a_gpu_has_a_bar_of_its_own_and_phases_of_both_are_there() {
+    let queue = Queue::create(&spec("gpu")).unwrap();
+    let mut view = view(&queue);
+    view.page = Page::Workers;
+    assert!(!screen(80, 24, &view).contains("GPU"));
+    let spent = |ns| common::telemetry::sample::Spent { count: 1, ns };
+    let mut sample = Sampler::default().sample(&view.snapshot);
+    for worker in &mut sample.workers {
+        worker.stages.insert(Track::Gpu, [(Phase::Loss, spent(700)), (Phase::Idle, spent(300))].into());
+    }
+    view.recent = Period::default();
+    view.recent.add(&sample);
+    let phases = [Phase::Loss, Phase::Idle].map(|phase| (phase, common::queue::PhaseView::default()));
+    let workers = &mut view.snapshot.participants;
+    workers.iter_mut().for_each(|worker| drop(worker.profile.insert(Track::Gpu, phases.clone().into())));
+    for (width, height) in SIZES {
+        let screen = screen(width, height, &view);
+        for text in ["host █", "GPU  █", "GPU  █ loss", "70.0 %", "GPU  ░ idle", "host █ forward", "drafter 0"]
+        {
+            assert!(screen.contains(text), "{text} is not on\n{screen}");
+        }
+    }
     let worker = view.snapshot.participants[0].clone();
     view.snapshot.participants.extend(std::iter::repeat_n(worker, 20));
     assert!(screen(80, 24, &view).contains("more workers"));

@@ -1,4 +1,5 @@
-//! Where each worker's time goes: who limits the run, then a bar a worker with a line for each of its phases.
+//! Where each worker's time goes: who limits the run, then for each worker a bar of its main thread, another one of its
+//! GPU, and a line for each of their phases.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,11 @@ use ratatui::widgets::{Paragraph, Wrap};
 use super::{View, block, dim, rows_of};
 use crate::inspect::text;
 
-/// Rows that a worker needs: its name and its bar.
+/// Rows that a worker needs: its name and its bars.
 const LEAST: usize = 2;
+const LEAST_WITH_GPU: usize = 3;
+/// What stands before a bar where there are two.
+const NAMES: [(Track, &str); 2] = [(Track::Main, "host "), (Track::Gpu, "GPU  ")];
 /// Work's colours, in turn; waits are grey.
 const COLOURS: [Color; 6] = [Color::Green, Color::Cyan, Color::Blue, Color::Magenta, Color::Yellow, Color::Red];
 
@@ -28,8 +32,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let [top, body] = Layout::vertical([Constraint::Length(top), Constraint::Min(1)]).areas(area);
     frame.render_widget(Paragraph::new(sentence).wrap(Wrap { trim: true }).block(block("who limits the run ")), top);
     let (height, all) = (usize::from(body.height), &view.snapshot.participants);
+    let least = all.iter().map(least).max().unwrap_or(LEAST);
     // A line is kept for what does not fit.
-    let fit = if height >= all.len() * LEAST { all.len() } else { height.saturating_sub(1) / LEAST };
+    let fit = if height >= all.len() * least { all.len() } else { height.saturating_sub(1) / least };
     let each = height.checked_div(fit).unwrap_or(0);
     let mut lines: Vec<Line<'_>> =
         all.iter().take(fit).flat_map(|worker| of_worker(worker, view, (body.width, each))).collect();
@@ -39,21 +44,47 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
     frame.render_widget(if lines.is_empty() { dim("no worker") } else { Paragraph::new(lines) }, body);
 }
 
+fn has_gpu(worker: &ParticipantView) -> bool {
+    worker.profile.contains_key(&Track::Gpu)
+}
+
+fn least(worker: &ParticipantView) -> usize {
+    if has_gpu(worker) { LEAST_WITH_GPU } else { LEAST }
+}
+
 fn of_worker(worker: &ParticipantView, view: &View, (width, rows): (u16, usize)) -> Vec<Line<'static>> {
-    let spent = view.recent.stages((worker.role, worker.rank)).and_then(|stages| stages.get(&Track::Main));
-    let shares = shares(spent);
+    let stages = view.recent.stages((worker.role, worker.rank));
+    let shares = |track| shares(stages.and_then(|stages| stages.get(&track)));
     let name = worker_name(worker.role, worker.rank);
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    let mut lines = vec![
-        Line::from(vec![Span::styled(format!("{name:<12}"), bold), Span::raw(text::doing(worker))]),
-        bar(&shares, width),
-    ];
-    let times = worker.profile.get(&Track::Main);
-    let phases = shares.iter().enumerate().take(rows.saturating_sub(LEAST + 1));
-    lines.extend(phases.map(|(place, (phase, share))| {
-        of_phase((*phase, *share), colour(*phase, place), times.and_then(|times| times.get(phase)))
-    }));
+    let mut lines = vec![Line::from(vec![Span::styled(format!("{name:<12}"), bold), Span::raw(text::doing(worker))])];
+    let left = rows.saturating_sub(least(worker) + 1);
+    if !has_gpu(worker) {
+        let shares = shares(Track::Main);
+        lines.push(bar("", &shares, width));
+        lines.extend(phases(worker, (Track::Main, ""), &shares).take(left));
+        return lines;
+    }
+    let both = NAMES.map(|(track, name)| (track, name, shares(track)));
+    lines.extend(both.iter().map(|(_, name, shares)| bar(name, shares, width)));
+    // Each has half of the rows, or what the other one leaves of them.
+    let of_gpu = left.saturating_sub(both[0].2.len()).max(left / 2).min(both[1].2.len());
+    for ((track, name, shares), rows) in both.iter().zip([left - of_gpu, of_gpu]) {
+        lines.extend(phases(worker, (*track, name), shares).take(rows));
+    }
     lines
+}
+
+/// A line for each phase of a track.
+fn phases(
+    worker: &ParticipantView,
+    (track, name): (Track, &'static str),
+    shares: &[(Phase, f64)],
+) -> impl Iterator<Item = Line<'static>> {
+    let times = worker.profile.get(&track);
+    shares.iter().enumerate().map(move |(place, (phase, share))| {
+        of_phase((name, *phase, *share), colour(*phase, place), times.and_then(|times| times.get(phase)))
+    })
 }
 
 /// A worker's phases with their shares of its time, the longest first.
@@ -74,8 +105,9 @@ fn shade(phase: Phase) -> &'static str {
     if phase.is_wait() { "░" } else { "█" }
 }
 
-fn bar(shares: &[(Phase, f64)], width: u16) -> Line<'static> {
-    let (mut spans, mut until, mut drawn) = (Vec::new(), 0.0, 0);
+fn bar(name: &'static str, shares: &[(Phase, f64)], width: u16) -> Line<'static> {
+    let width = width.saturating_sub(name.len() as u16);
+    let (mut spans, mut until, mut drawn) = (vec![Span::raw(name)], 0.0, 0);
     for (place, (phase, share)) in shares.iter().enumerate() {
         until += share * f64::from(width);
         let end = (until.round() as usize).min(usize::from(width));
@@ -85,10 +117,15 @@ fn bar(shares: &[(Phase, f64)], width: u16) -> Line<'static> {
     Line::from(spans)
 }
 
-fn of_phase((phase, share): (Phase, f64), colour: Color, view: Option<&PhaseView>) -> Line<'static> {
+fn of_phase(
+    (name, phase, share): (&'static str, Phase, f64),
+    colour: Color,
+    view: Option<&PhaseView>,
+) -> Line<'static> {
     let (times, longest) = view.map_or((String::new(), 0), |view| (text::percentiles(&view.histogram), view.max_ns));
     Line::from(vec![
-        Span::styled(format!("  {} ", shade(phase)), colour),
+        Span::raw(if name.is_empty() { "  " } else { name }),
+        Span::styled(format!("{} ", shade(phase)), colour),
         Span::raw(format!(
             "{:<14} {:>5.1} %   p50/p99 {times:>13}   longest {:>8.1} ms",
             phase.name(),

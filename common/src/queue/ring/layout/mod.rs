@@ -13,7 +13,7 @@ use crate::sync::{AtomicU32, AtomicU64};
 /// Says "this is a Tandem control segment".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"TANDEMQ1");
 /// Raised when the meaning changes in a way that the layout hash does not show.
-pub(crate) const ABI: u32 = 1;
+pub(crate) const ABI: u32 = 2;
 /// The segment is being filled in.
 pub(crate) const INITIALISING: u32 = 1;
 /// The segment may be used.
@@ -27,7 +27,7 @@ pub(crate) const HISTOGRAM_BINS: usize = 32;
 /// Phases that a track counts at most.
 pub(crate) const NUM_PHASES: usize = 32;
 /// Tracks of a participant: [`crate::queue::Track`].
-pub(crate) const NUM_TRACKS: usize = 2;
+pub(crate) const NUM_TRACKS: usize = 4;
 /// Spans kept of each track.
 pub(crate) const NUM_SPANS: usize = 1024;
 /// Events kept.
@@ -199,7 +199,7 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// What a track spent in one phase. Written by the track's thread.
+    /// What a track spent in one phase. Written by the track's writer.
     Visits, align 64 {
         /// How often the phase was entered and left.
         count: AtomicU64,
@@ -213,7 +213,7 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// One thread of a participant, by phase. One writer: that thread.
+    /// One thread of a participant, or its GPU, by phase. One writer: that thread, or the one that watches the GPU.
     TrackRecord, align 128 {
         /// Odd while its writer changes it: readers retry on it. 0 if the track was never used.
         sequence: AtomicU64,
@@ -231,7 +231,7 @@ shared_struct! {
 }
 
 shared_struct! {
-    /// A stretch of time that a track spent in one phase. Written by the track's thread.
+    /// A stretch of time that a track spent in one phase. Written by the track's writer.
     Span, align 32 {
         /// Its start, on the monotonic clock.
         from_ns: AtomicU64,
