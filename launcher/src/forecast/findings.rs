@@ -148,7 +148,8 @@ impl Findings {
     }
 
     fn disk(&mut self, plan: &Plan, needs: &Needs, (host, earlier): (&Host, u64)) {
-        let new = needs.checkpoints.saturating_sub(earlier);
+        // The next one is written before one of the others goes.
+        let new = needs.checkpoints.saturating_sub(earlier).max(1);
         let needed = new * needs.checkpoint;
         if needed > host.disk {
             let what = format!(

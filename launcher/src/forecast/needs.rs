@@ -148,17 +148,16 @@ fn evaluation(config: &Config, run: &RunPlan) -> Process {
     placed("evaluation".into(), device, footprint::of_evaluation(config, run), (config, run))
 }
 
-/// On a GPU its memory is the GPU's, but for what is on its way; else all of it is the machine's.
+/// On a GPU its memory is the GPU's, but for what is read or written; else all of it is the machine's.
 fn placed(name: String, device: u32, footprint: Footprint, (config, run): (&Config, &RunPlan)) -> Process {
-    if !on_gpus(config.run.device) {
-        let own = Part { what: "libraries", bytes: ON_CPU };
-        let host = footprint.parts.into_iter().filter(|part| part.what != footprint::LIBRARIES);
-        let host = [own].into_iter().chain(host).collect();
-        return Process { name, device: None, gpu: Vec::new(), host };
+    let own = |bytes| {
+        vec![Part { what: "libraries", bytes }, Part { what: "a tensor on its way", bytes: on_its_way(config, run) }]
+    };
+    if on_gpus(config.run.device) {
+        return Process { name, device: Some(device), gpu: footprint.parts, host: own(ON_GPU) };
     }
-    let libraries = Part { what: "libraries and CUDA context", bytes: ON_GPU };
-    let host = vec![libraries, Part { what: "a tensor on its way", bytes: on_its_way(config, run) }];
-    Process { name, device: Some(device), gpu: footprint.parts, host }
+    let models = footprint.parts.into_iter().filter(|part| part.what != footprint::LIBRARIES);
+    Process { name, device: None, gpu: Vec::new(), host: own(ON_CPU).into_iter().chain(models).collect() }
 }
 
 /// The largest tensor that is read or written, once as the file's bytes and once as a tensor.

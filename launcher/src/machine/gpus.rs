@@ -71,7 +71,10 @@ impl Gpus {
 /// # Errors
 /// There is no NVML here, or it does not answer: why, in words.
 pub(super) fn look() -> Result<Gpus, String> {
-    let nvml = Nvml::init().map_err(|error| format!("NVIDIA's management library (NVML) is not there: {error}"))?;
+    let nvml = Nvml::init().map_err(|error| match error {
+        NvmlError::LibloadingError(missing) => format!("NVIDIA's management library (NVML) is not here: {missing}"),
+        other => format!("NVIDIA's management library (NVML): {other}"),
+    })?;
     ask(&nvml).map_err(|error| format!("NVIDIA's management library (NVML): {error}"))?.map_err(str::to_owned)
 }
 
