@@ -112,9 +112,9 @@ fn a_laptop_says_what_fits_on_two_gpus_of_another_machine() {
     let (report, code) = plan(&["--gpu=h200", "--pairs=0:1"]);
     assert_eq!((code, &report["refusals"]), (Some(0), &json!([])), "{report}");
     let peaks = ["0", "1"].map(|device| number(&report["peak_gpu_bytes"][device]));
-    // Decoding takes 8.2 B weights of the target and 1.05 B of the drafter; training 18 bytes of each of these, and both
-    // vocabularies.
-    assert!(peaks[0] > 18.5e9 && peaks[0] < 20e9 && peaks[1] > 21.4e9 && peaks[1] < 30e9, "{peaks:?}");
+    // Decoding takes 8.2 B weights of the target, and 1.05 B of the drafter with their gradients; training 18 bytes of each of
+    // these, and both vocabularies.
+    assert!(peaks[0] > 22.5e9 && peaks[0] < 24e9 && peaks[1] > 21.4e9 && peaks[1] < 30e9, "{peaks:?}");
     let gpus = report["gpus"].as_array().unwrap();
     assert_eq!((gpus.len(), &gpus[1]["needs_bytes"]), (2, &report["peak_gpu_bytes"]["1"]));
     let parts: f64 = report["workers"][1]["gpu"].as_array().unwrap().iter().map(|part| number(&part["bytes"])).sum();

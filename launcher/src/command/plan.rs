@@ -33,7 +33,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
     let forecast = Forecast::new(&plan, Against { gpu: args.gpu, like: args.like.as_deref() });
     let forecast = forecast.or_else(|fault| refuse(args, fault))?;
     print(&if args.json { Report::of(&forecast).json() } else { forecast.page() })?;
-    if let Some(refusal) = forecast.findings.refusals.first() {
+    if let Some(refusal) = forecast.refusals().first() {
         return Err(refusal.fault());
     }
     if args.preflight { preflight(&plan, args.json, &console) } else { Ok(()) }

@@ -27,9 +27,9 @@ use crate::machine::{GpuModel, Machine};
 use crate::plan::Plan;
 
 use calibration::Measured;
-pub(crate) use findings::{Findings, Refusal};
-use needs::Needs;
-pub(crate) use needs::on_gpus;
+use findings::Findings;
+pub(crate) use findings::Refusal;
+use needs::{Needs, on_gpus};
 use pace::{Layout, Pace};
 pub(crate) use report::Report;
 
@@ -38,13 +38,13 @@ pub(crate) struct Forecast<'a> {
     plan: &'a Plan,
     machine: Machine,
     needs: Needs,
-    pub(crate) findings: Findings,
+    findings: Findings,
     /// Why nobody can tell, if nobody can.
     pace: Result<Pace, String>,
 }
 
 /// What a run is held against.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Against<'a> {
     /// GPUs of this model, on a machine that is only thought of.
     pub(crate) gpu: Option<&'static GpuModel>,
@@ -72,6 +72,11 @@ impl<'a> Forecast<'a> {
         let gpus = machine.gpus.as_ref().ok().filter(|_| on_gpus(config.run.device));
         let pace = Pace::of(plan, measured.as_ref(), gpus);
         Ok(Forecast { plan, machine, needs, findings, pace })
+    }
+
+    /// Everything that makes it impossible.
+    pub(crate) fn refusals(&self) -> &[Refusal] {
+        &self.findings.refusals
     }
 
     fn config(&self) -> &Config {

@@ -137,6 +137,13 @@ impl Pace {
         Ok(Pace { tokens_per_s, limit, speeds, source: format!("from the data sheet of {}", model.key) })
     }
 
+    /// The role that waits for the other, and the share of its time that it does.
+    pub(crate) fn wait(&self, config: &Config) -> (Role, f64) {
+        let role = if self.limit == Role::Target { Role::Drafter } else { Role::Target };
+        let speed = if role == Role::Target { self.speeds.target } else { self.speeds.drafter };
+        (role, 1.0 - self.tokens_per_s / (speed * f64::from(config.run.workers(role))))
+    }
+
     /// Who keeps up with whom, and what split of `devices` GPUs, or of a few more, would be faster.
     pub(crate) fn split(&self, config: &Config, devices: u32) -> Option<String> {
         let ratio = self.speeds.ratio();
@@ -242,6 +249,8 @@ mod tests {
             )
         );
         assert_eq!(split(pace(140.0, 100.0), 2).as_deref(), Some("one target feeds 1.4 drafters"));
+        let (waits, share) = pace(200.0, 100.0).wait(&config);
+        assert!(waits == Role::Target && (share - 0.5).abs() < 1e-9, "{waits} {share}");
         let targets = split(pace(100.0, 300.0), 4).unwrap();
         assert!(targets.starts_with("one drafter takes 3.0 targets: --targets 0,1,2 --drafters 3 would"), "{targets}");
         assert_eq!(split(pace(110.0, 100.0), 8), None);

@@ -116,10 +116,10 @@ impl Forecast<'_> {
         page.line("training", &format!("{} at {speed} tokens/s, {}", duration(seconds), pace.source));
         page.line("besides", "the start, checkpoints, and decoding of held-out prompts");
         let [target, drafter] = [pace.speeds.target, pace.speeds.drafter].map(|speed| count(speed as u64));
-        page.line(
-            "limit",
-            &format!("the {}s: a target makes {target} tokens/s, a drafter {drafter}, if it never waits", pace.limit),
-        );
+        let (waits, share) = pace.wait(self.config());
+        let share = format!("{waits}s wait {:.0} % of their time", share * 100.0);
+        page.line("limit", &format!("the {}s: {share}", pace.limit));
+        page.line("each alone", &format!("a target makes {target} tokens/s, a drafter {drafter}"));
         self.split().into_iter().for_each(|split| page.line("split", &split));
     }
 

@@ -13,7 +13,7 @@ pub(crate) struct GpuModel {
     pub(crate) gb_per_s: f64,
 }
 
-/// NVIDIA's data sheets; memory as `nvidia-smi` shows it with ECC on. Where a name fits several, the first counts.
+/// NVIDIA's data sheets; memory as `nvidia-smi` shows it. Where a name fits several, the first counts.
 static MODELS: [GpuModel; 13] = [
     model("b200", 183_359, 2250.0, 7700.0),
     model("h200", 143_771, 989.0, 4800.0),
