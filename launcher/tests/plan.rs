@@ -122,6 +122,21 @@ fn a_laptop_says_what_fits_on_two_gpus_of_another_machine() {
     assert_eq!(report["limited_by"], "drafter");
     assert!(number(&report["seconds"]) > 0.0 && report["seconds_source"].as_str().unwrap().contains("h200"));
 
+    let page = stage.plan(&[&keys[..], &["--gpu=h200", "--pairs=0:1"]].concat()).stdout;
+    let page = String::from_utf8(page).unwrap();
+    for line in [
+        "Run",
+        "Processes, at their peak",
+        "GPUs",
+        "Machine",
+        "Time",
+        "  target 0      GPU 0, ",
+        "  drafter 0     GPU 1, ",
+    ] {
+        assert!(page.lines().any(|found| found.starts_with(line)), "no '{line}' in {page}");
+    }
+    assert!(page.contains("tokens/s, from the data sheet of h200") && page.contains("targets wait"), "{page}");
+
     let (report, code) = plan(&["--gpu=l4", "--pairs=0:1"]);
     assert_eq!((code, report["refusals"].as_array().unwrap().len()), (Some(1), 1), "{report}");
     let (needs, has) = (&report["refusals"][0]["needs"], &report["refusals"][0]["has"]);

@@ -72,17 +72,17 @@ impl Forecast<'_> {
             return;
         }
         page.heading("GPUs");
-        match &self.machine.gpus {
-            Err(why) => page.line("unknown", why),
-            Ok(gpus) => links(gpus, &needed.keys().copied().collect::<Vec<_>>(), page),
-        }
-        for (device, needed) in needed {
+        for (&device, &needed) in &needed {
             let gpu = self.machine.gpus.as_ref().ok().and_then(|gpus| gpus.get(device));
             let room = gpu.map_or(String::new(), |gpu| {
                 let uuid = gpu.uuid.as_ref().map_or(String::new(), |uuid| format!(", {uuid}"));
                 format!(" of {} free, {} in all ({}{uuid})", bytes(gpu.free), bytes(gpu.total), gpu.name)
             });
             page.line(&format!("GPU {device}"), &format!("{}{room}", bytes(needed)));
+        }
+        match &self.machine.gpus {
+            Err(why) => page.line("unknown", why),
+            Ok(gpus) => links(gpus, &needed.into_keys().collect::<Vec<_>>(), page),
         }
     }
 
