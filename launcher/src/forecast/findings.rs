@@ -134,7 +134,7 @@ impl Findings {
     }
 
     fn memory(&mut self, needs: &Needs, host: &Host) {
-        let (needed, memory) = (needs.host(), host.memory);
+        let (needed, memory) = (needs.host(host.shared_memory), host.memory);
         if needed > memory.bytes {
             let what = format!(
                 "this machine has no memory for this run: {} needed, {} {}",
@@ -142,7 +142,12 @@ impl Findings {
                 bytes(memory.bytes),
                 memory.bound
             );
-            let hint = "lower data.batch_tokens, training.num_anchors or queue.capacity, or end what runs beside it";
+            let hint = match needs.snapshots {
+                0 => "lower data.batch_tokens, training.num_anchors or queue.capacity, or end what runs beside it",
+                _ => {
+                    "training.snapshot_interval=0 takes no snapshots; or lower data.batch_tokens, training.num_anchors or queue.capacity"
+                }
+            };
             self.refuse(what, (needed, memory.bytes), hint);
         }
     }

@@ -83,6 +83,11 @@ impl<'a> Forecast<'a> {
         &self.plan.models.config
     }
 
+    /// Peak memory of the machine.
+    fn host_bytes(&self) -> u64 {
+        self.needs.host(self.machine.host.as_ref().map_or(u64::MAX, |host| host.shared_memory))
+    }
+
     /// Seconds of training, from the first step to the last.
     fn seconds(&self) -> Option<f64> {
         let pace = self.pace.as_ref().ok()?;

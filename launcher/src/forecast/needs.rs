@@ -100,11 +100,13 @@ impl Needs {
         devices
     }
 
-    /// Peak memory of the machine: all workers with what they share in `/dev/shm`, or the evaluation.
-    pub(crate) fn host(&self) -> u64 {
+    /// Peak memory of the machine: all workers with what they share in `/dev/shm`, or the evaluation. Snapshots take the
+    /// `room` that is there at most.
+    pub(crate) fn host(&self, room: u64) -> u64 {
         let workers: u64 = self.workers.iter().map(Process::host_bytes).sum();
+        let shared = self.shared_memory.max(room.min(self.shared_memory + self.snapshots));
         let evaluation = self.evaluation.as_ref().map_or(0, Process::host_bytes);
-        evaluation.max(workers + self.shared_memory + self.snapshots)
+        evaluation.max(workers + shared)
     }
 
     /// Of the disk.
@@ -210,10 +212,14 @@ mod tests {
             token_store: 0,
         };
         assert_eq!(needs.gpus(), BTreeMap::from([(0, 15), (1, 20)]));
-        assert_eq!((needs.host(), needs.disk()), (50, 21));
+        assert_eq!((needs.host(u64::MAX), needs.disk()), (50, 21));
         needs.evaluation = Some(on(1, 22, 5));
         assert_eq!(needs.gpus(), BTreeMap::from([(0, 15), (1, 22)]));
-        assert_eq!(needs.host(), 1 + 2 + 4 + 30 + 8);
+        let with_snapshots = 1 + 2 + 4 + 30 + 8;
+        assert_eq!(
+            [0, 35, 1000].map(|room| needs.host(room)),
+            [with_snapshots - 8, with_snapshots - 3, with_snapshots]
+        );
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Forecast<'_> {
         let room = |found: Option<String>| found.map_or(String::new(), |found| format!(" of {found}"));
         page.heading("Machine");
         let memory = room(host.map(|host| format!("{} {}", bytes(host.memory.bytes), host.memory.bound)));
-        page.line("memory", &format!("{}{memory}", bytes(needs.host())));
+        page.line("memory", &format!("{}{memory}", bytes(self.host_bytes())));
         let snapshots = match needs.snapshots {
             0 => String::new(),
             taken => format!(" and {} for snapshots", bytes(taken)),

@@ -106,7 +106,7 @@ impl<'a> Run<'a> {
             queue_bytes: needs.queue,
             shared_memory_bytes: needs.shared_memory,
             snapshot_bytes: needs.snapshots,
-            host_bytes: needs.host(),
+            host_bytes: forecast.host_bytes(),
             checkpoint_bytes: needs.checkpoint,
             disk_bytes: needs.disk(),
             token_store_bytes: needs.token_store,
