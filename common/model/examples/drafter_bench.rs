@@ -1,6 +1,10 @@
 //! The drafter's step alone: random weights of a named size, random tokens and hidden states, every token supervised.
 //!
 //!     drafter_bench SIZE [key=value ...]        SIZE: tiny, smollm2-135m or qwen3-8b
+//!     drafter_bench RUN [key=value ...]         RUN: a run's folder
+//!
+//! Of a run it takes the drafter's shape, the settings of training and the batches in their order, so that its speed is what the
+//! run's would be if nothing but the drafter took time (hidden states are random all the same; `device`, `steps`, `threads`).
 //!
 //! A step is everything that a drafter does with a batch once it has it: anchors, plan, forward, loss, backward, clipping and
 //! AdamW. Prints one JSON object a line (name, value, unit). Keys: `device` (cpu, cuda), `rows`, `seq`, `anchors`, `steps`,
@@ -13,13 +17,18 @@
     reason = "a program that prints figures and stops at the first surprise"
 )]
 
+use std::path::Path;
 use std::time::Instant;
 
-use common::config::{Device as Wanted, LayerType, TrainingSection};
-use common::ids::Rank;
+use common::config::{Config, Device as Wanted, LayerType, TrainingSection};
+use common::ids::{BatchId, Rank};
 use common::model_config::DraftConfig;
+use common::run_plan::{PLAN_FILE, RunPlan};
+use data::plan::{BatchPlan, PlanOptions};
+use data::store::TokenStore;
+use model::cuda::Late;
 use model::drafter::{AnchorDraw, BlockPlan, Drafter, PackedRows, Weighting, anchors, loss};
-use model::optimizer::AdamW;
+use model::optimizer::{AdamW, GradientNorm};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Cuda, Device, Kind, Tensor};
@@ -49,6 +58,42 @@ fn size(name: &str) -> Size {
         sliding_window: None, max_position_embeddings: 40_960, bos_token_id: None, eos_token_ids: vec![2],
     };
     Size { draft, rows, seq, anchors, kind }
+}
+
+/// The batches of a run.
+struct Planned {
+    store: TokenStore,
+    batches: BatchPlan,
+    total: u64,
+    next: u64,
+}
+
+impl Planned {
+    /// Token ids, loss mask and documents' offsets of the next one.
+    fn next(&mut self) -> (Vec<u32>, Vec<u8>, Vec<u32>) {
+        let planned = self.batches.batch(BatchId(self.next % self.total)).unwrap();
+        self.next += 1;
+        let (mut token_ids, mut loss_mask, mut offsets) = (Vec::new(), Vec::new(), vec![0]);
+        for &row in &planned.rows {
+            let row = self.store.row(row as usize);
+            token_ids.extend_from_slice(row.token_ids);
+            loss_mask.extend_from_slice(row.loss_mask);
+            offsets.push(token_ids.len() as u32);
+        }
+        (token_ids, loss_mask, offsets)
+    }
+}
+
+/// A run's drafter, batches and settings.
+fn of_run(folder: &Path) -> (Size, TrainingSection, Planned) {
+    let (config, plan) = (Config::of_run(folder).unwrap(), RunPlan::read(folder).unwrap());
+    let store = TokenStore::reopen(plan.token_store.as_deref().unwrap()).unwrap();
+    let batches = BatchPlan::new(&store, &PlanOptions::of(&config));
+    let (rows, seq) = (1, config.data.batch_tokens as usize);
+    let anchors = config.training.num_anchors as usize;
+    let kind = model::runtime::kind(config.model.torch_dtype);
+    let size = Size { draft: plan.draft, rows, seq, anchors, kind };
+    (size, config.training, Planned { store, batches, total: plan.total_batches, next: 0 })
 }
 
 /// `key=value` arguments.
@@ -93,6 +138,8 @@ struct Bench {
     /// Hidden states of a full batch.
     taps: Tensor,
     mixed: bool,
+    planned: Option<Planned>,
+    gamma: f64,
     group: usize,
     random: ChaCha8Rng,
     step: u64,
@@ -102,7 +149,7 @@ struct Bench {
 const PARTS: [&str; 5] = ["plan", "forward", "loss", "backward", "optimizer"];
 
 impl Bench {
-    fn new(size: Size, device: Device, options: &Options) -> Bench {
+    fn new(size: Size, device: Device, training: &TrainingSection, options: &Options) -> Bench {
         let Size { draft, kind, .. } = &size;
         let drafter = Drafter::new(draft, 1, device, *kind).unwrap();
         let random = |rows: usize, columns: usize| {
@@ -111,11 +158,13 @@ impl Bench {
         };
         let (vocabulary, hidden) = (draft.vocab_size, draft.hidden_size);
         Bench {
-            optimizer: AdamW::new(drafter.parameters(), &TrainingSection::default()),
+            optimizer: AdamW::new(drafter.parameters(), training),
             embedding: random(vocabulary, hidden),
             head: random(vocabulary, hidden),
             taps: random(size.rows * size.seq, draft.target_layer_ids.len() * hidden),
             mixed: options.number("mixed", 0) != 0,
+            planned: None,
+            gamma: training.loss_decay_gamma,
             group: drafter.plan_options().group_blocks,
             random: ChaCha8Rng::seed_from_u64(1),
             step: 0,
@@ -125,6 +174,15 @@ impl Bench {
     }
 
     fn batch(&mut self) -> Batch {
+        let (token_ids, loss_mask, offsets) = match &mut self.planned {
+            Some(planned) => planned.next(),
+            None => self.random_rows(),
+        };
+        let taps = self.taps.narrow(0, 0, token_ids.len() as i64);
+        Batch { row_ids: (0..offsets.len() as u64 - 1).collect(), token_ids, loss_mask, offsets, taps }
+    }
+
+    fn random_rows(&mut self) -> (Vec<u32>, Vec<u8>, Vec<u32>) {
         let (rows, seq) = (self.size.rows, self.size.seq);
         let mut offsets = vec![0];
         while offsets.last().copied().unwrap() < (rows * seq) as u32 {
@@ -136,17 +194,12 @@ impl Bench {
         }
         let tokens = *offsets.last().unwrap() as usize;
         let vocabulary = self.size.draft.vocab_size as u32;
-        Batch {
-            token_ids: (0..tokens).map(|_| self.random.random_range(0..vocabulary)).collect(),
-            loss_mask: vec![1; tokens],
-            row_ids: (0..offsets.len() as u64 - 1).collect(),
-            taps: self.taps.narrow(0, 0, tokens as i64),
-            offsets,
-        }
+        let token_ids = (0..tokens).map(|_| self.random.random_range(0..vocabulary)).collect();
+        (token_ids, vec![1; tokens], offsets)
     }
 
     /// One step; `mark` is called between its parts.
-    fn step(&mut self, batch: &Batch, mark: &mut dyn FnMut()) {
+    fn step(&mut self, batch: &Batch, mark: &mut dyn FnMut()) -> GradientNorm {
         self.step += 1;
         let rows = batch.rows();
         let draw = AnchorDraw { num_anchors: self.size.anchors, seed: 1, epoch: self.step };
@@ -157,12 +210,13 @@ impl Bench {
         let noise = Tensor::embedding(&self.embedding, &plan.token_ids, -1, false, false);
         let hidden = self.drafter.forward(&batch.taps, &noise, &plan);
         mark();
-        let parts = loss::block_loss(&hidden, &self.head, &plan, Weighting::Decay { gamma: 4.0 });
+        let parts = loss::block_loss(&hidden, &self.head, &plan, Weighting::Decay { gamma: self.gamma });
         mark();
         self.drafter.parameters_mut().backward(&hidden, &parts.d_hidden);
         mark();
-        let _ = self.optimizer.update(self.drafter.parameters_mut(), parts.denominator, 6e-4);
+        let norm = self.optimizer.update(self.drafter.parameters_mut(), parts.denominator, 6e-4);
         mark();
+        norm
     }
 }
 
@@ -198,11 +252,17 @@ fn main() {
     let options = Options(arguments.collect());
     let wanted = if options.text("device") == Some("cuda") { Wanted::Cuda } else { Wanted::Cpu };
     let device = model::runtime::start(wanted, Rank(0), options.number("threads", 2) as u32).unwrap();
+    if Path::new(&name).join(PLAN_FILE).exists() {
+        let (size, training, planned) = of_run(Path::new(&name));
+        let mut bench = Bench::new(size, device, &training, &options);
+        bench.planned = Some(planned);
+        return measure_run(&mut bench, options.number("steps", 200));
+    }
     let mut size = size(&name);
     size.rows = options.number("rows", size.rows);
     size.seq = options.number("seq", size.seq);
     size.anchors = options.number("anchors", size.anchors);
-    let mut bench = Bench::new(size, device, &options);
+    let mut bench = Bench::new(size, device, &TrainingSection::default(), &options);
     let steps = options.number("steps", 20);
     let Some(groups) = options.text("group") else {
         return measure(&mut bench, &format!("drafter {name}"), device, steps);
@@ -213,17 +273,37 @@ fn main() {
     }
 }
 
+/// Steps as a run takes them: the host waits for a step's numbers when the next one is on its way. The median of windows
+/// of ten steps, of the last half of them, as a run's `metrics.jsonl` has it.
+fn measure_run(bench: &mut Bench, steps: usize) {
+    const WINDOW: usize = 10;
+    let (mut rates, mut late) = (Vec::new(), None::<Late>);
+    for _ in 0..steps.div_ceil(WINDOW) {
+        let batches: Vec<Batch> = (0..WINDOW).map(|_| bench.batch()).collect();
+        let start = Instant::now();
+        for batch in &batches {
+            let norm = bench.step(batch, &mut || {});
+            let numbers = Late::send(&norm.norm().view(1).to_kind(Kind::Double));
+            late.replace(numbers).into_iter().for_each(|last| drop(last.wait()));
+        }
+        let tokens: usize = batches.iter().map(|batch| batch.token_ids.len()).sum();
+        rates.push(tokens as f64 / start.elapsed().as_secs_f64());
+    }
+    let warm = rates.split_off(rates.len() / 2);
+    print("drafter alone on the run's batches", median(warm), "tokens/s");
+}
+
 fn measure(bench: &mut Bench, name: &str, device: Device, steps: usize) {
     for _ in 0..steps.min(5) {
         let batch = bench.batch();
-        bench.step(&batch, &mut || {});
+        let _ = bench.step(&batch, &mut || {});
     }
     let (mut seconds, mut rates, mut queued, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for step in 1..=steps {
         let batch = bench.batch();
         synchronize(device);
         let start = Instant::now();
-        bench.step(&batch, &mut || {});
+        let _ = bench.step(&batch, &mut || {});
         queued.push(start.elapsed().as_secs_f64() * 1e3);
         synchronize(device);
         seconds.push(start.elapsed().as_secs_f64());
@@ -248,7 +328,7 @@ fn breakdown(bench: &mut Bench, name: &str, device: Device, steps: usize) {
         let batch = bench.batch();
         synchronize(device);
         let (mut last, mut part) = (Instant::now(), 0);
-        bench.step(&batch, &mut || {
+        let _ = bench.step(&batch, &mut || {
             synchronize(device);
             by_part[part].push(last.elapsed().as_secs_f64() * 1e3);
             (last, part) = (Instant::now(), part + 1);
