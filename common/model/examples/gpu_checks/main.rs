@@ -1,5 +1,5 @@
 //! Holds the GPU arena to its promises on real GPUs: speed of every way, what it costs beside work, torn reads, taps that
-//! arrive bit for bit, deaths of either side at any moment, leaks, refusals. Prints one JSON object a line, `{name, value, unit, ok}`; exits with 2 if one is
+//! arrive bit for bit, deaths of either side at any moment, leaks, refusals. Prints one JSON object a line, `{test, name, value, unit, bar, ok}`; exits with 2 if one is
 //! not `ok`.
 //!
 //! ```sh
@@ -9,6 +9,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints its findings")]
 
 mod checks;
+mod deaths;
+mod findings;
 mod overhead;
 mod spec;
 mod taps;
@@ -19,7 +21,8 @@ use std::process::ExitCode;
 
 use common::exit::AnyError;
 
-use checks::{CHECKS, Findings};
+use checks::CHECKS;
+use findings::Findings;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -42,10 +45,7 @@ fn run(args: &[String]) -> Result<bool, AnyError> {
         return Ok(true);
     }
     let mut findings = Findings::new();
-    for (name, check) in CHECKS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
-        if let Err(error) = check(&mut findings) {
-            findings.failed(name, &error);
-        }
-    }
+    let wanted = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
+    CHECKS.iter().filter(|(name, ..)| wanted(name)).for_each(|check| findings.make(*check));
     Ok(findings.all_ok())
 }

@@ -12,7 +12,8 @@ use common::queue::{Consumer, Phase, Producer, Rows, WriteLease};
 use model::arena::{Buffer, Read, SlotReader, SlotWriter, Written};
 use tch::{Device, Kind, Tensor};
 
-use crate::checks::{Findings, devices, pair};
+use crate::checks::{devices, pair};
+use crate::findings::{Bar, Findings};
 use crate::spec::{Job, Load, Spec, TAPS};
 use crate::worker::{Worker, median, say};
 use crate::world::World;
@@ -22,8 +23,8 @@ const TOKENS_PER_S: f64 = 100_000.0;
 const FASTER: f64 = 0.9;
 /// Pairs of rounds; the median counts.
 const ROUNDS: u32 = 5;
-/// Of a step's time.
-const BAR: f64 = 0.02;
+/// Per cent of a step's time.
+const BAR: Bar = Bar::AtMost(2.0);
 
 pub(crate) fn overhead(findings: &mut Findings) -> Result<(), AnyError> {
     let [one, other] = devices();
@@ -44,7 +45,7 @@ pub(crate) fn overhead(findings: &mut Findings) -> Result<(), AnyError> {
             world.until("the rounds", limit, |world| !world.is_running(slower, 0))?;
             let shares = shares(&world, slower)?;
             let text = format!("queue and transport, slots of {tokens} tokens at 100,000/s: of the {slower}'s step");
-            findings.found(&text, (100.0 * shares, "%"), shares < BAR);
+            findings.found(&text, (100.0 * shares, "%"), BAR);
         }
     }
     Ok(())

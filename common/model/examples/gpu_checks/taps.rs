@@ -16,7 +16,8 @@ use model::arena::{SlotReader, SlotWriter, Written};
 use model::target::Backbone;
 use tch::{Device, Kind, Tensor};
 
-use crate::checks::{Findings, START, pair};
+use crate::checks::{START, pair};
+use crate::findings::{Bar, Findings};
 use crate::spec::{Job, MOST_DOCUMENTS, Spec, TAPS};
 use crate::worker::Worker;
 use crate::world::World;
@@ -40,7 +41,7 @@ pub(crate) fn taps(findings: &mut Findings) -> Result<(), AnyError> {
         let same = (0..BATCHES).filter(|batch| is_same(folder.path(), BatchId(*batch))).count();
         let text =
             format!("{kind:?}: batches of mixed lengths whose taps arrive bit for bit as of a plain forward, of 40");
-        findings.found(&text, (same as f64, "batches"), same as u64 == BATCHES);
+        findings.found(&text, (same as f64, "batches"), Bar::Is(BATCHES as f64));
     }
     Ok(())
 }
