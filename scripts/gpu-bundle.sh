@@ -5,8 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -e "$1" ] || { echo "gpu-bundle: $1 is not there: get GSM8K's train.jsonl and run make gpu GSM8K=FILE" >&2; exit 1; }
 checks="gpu_checks gpu_sum capture_bench drafter_bench"
-cargo build --release --workspace --bins
-cargo build --release --package model $(printf -- '--example %s ' $checks)
+cargo build --release --workspace --bins $(printf -- '--example %s ' $checks)
 folder=target/gpu
 rm -rf $folder && mkdir -p $folder/bin $folder/scripts $folder/examples/smollm2-135m/target
 for program in tandem tandem-queue target-worker drafter-worker; do strip -o $folder/bin/$program target/release/$program; done

@@ -35,7 +35,7 @@ def stages(run):
                 if worker["role"] == "drafter" and track == "main":
                     spent["main"] += visits["ns"]
                     spent["waiting"] += visits["ns"] if phase in WAITS else 0
-                if (worker["role"], phase) in {("drafter", "copy"), ("target", "publish")}:
+                if track != "gpu" and (worker["role"], phase) in {("drafter", "copy"), ("target", "publish")}:
                     spent["moving"] += visits["ns"]
     return spent
 

@@ -62,7 +62,7 @@ struct Watch {
 impl Watch {
     /// The phase of work, entered at that time, that has lasted for `limit`; none if all is well.
     fn look(&mut self, present: Option<(Phase, u64)>, limit: Duration) -> Option<Phase> {
-        let works = |(phase, _): (Phase, u64)| !phase.is_wait() && phase != Phase::AllReduce;
+        let works = |(phase, _): (Phase, u64)| !phase.is_wait() && !matches!(phase, Phase::AllReduce | Phase::Finished);
         let lasts = present == self.seen && present.is_some_and(works);
         self.same = if lasts { self.same + LOOK } else { Duration::ZERO };
         self.seen = present;
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn waits_for_others_and_threads_that_are_not_at_work_may_last() {
-        for waits in [Phase::WaitSlot, Phase::Await, Phase::AllReduce] {
+        for waits in [Phase::WaitSlot, Phase::Await, Phase::AllReduce, Phase::Finished] {
             assert!(looks(&[Some((waits, 7)); 9]).iter().all(Option::is_none));
         }
         assert!(looks(&[None; 9]).iter().all(Option::is_none));

@@ -173,9 +173,11 @@ impl Fetcher {
             let fetched = self.fetch(want);
             let is_last = fetched.is_err();
             if self.sender.send(fetched).is_err() || is_last {
-                return;
+                break;
             }
         }
+        // Until the trainer is done too, this thread does nothing.
+        self.consumer.phase(Phase::Finished);
     }
 
     fn fetch(&mut self, want: Want) -> Fetched {

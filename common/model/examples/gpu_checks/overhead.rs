@@ -116,6 +116,12 @@ fn round(
     say(&format!("{role} {plain} {}", started.elapsed().as_secs_f64()))
 }
 
+/// One document as long as a slot.
+fn whole(batch: BatchId, tokens: u32) -> Rows {
+    let (token_ids, loss_mask) = (vec![1; tokens as usize], vec![1; tokens as usize]);
+    Rows { token_ids, loss_mask, document_offsets: vec![0, tokens], row_ids: vec![batch.0] }
+}
+
 /// A slot on its way to READY.
 type Filled = (WriteLease, Written, Rows);
 
@@ -145,8 +151,7 @@ impl Worker<'_> {
             let fill = || {
                 let lease = producer.claim(&self.patience)?.ok_or("nothing to claim")?;
                 producer.phase(Phase::Forward);
-                let mut rows = self.rows(lease.batch_id());
-                rows.token_ids.resize(tokens as usize, 1);
+                let rows = whole(lease.batch_id(), tokens);
                 let mut filling = writer.fill(&lease, &self.patience)?;
                 work.launch();
                 taps.iter().enumerate().for_each(|(tap, hidden)| filling.write_tap(tap, hidden));

@@ -184,7 +184,7 @@ impl Worker<'_> {
         (words * 0x9E37_79B9_7F4A_7C15u64.cast_signed()).view_dtype(Kind::BFloat16).view([tokens, hidden])
     }
 
-    pub(crate) fn rows(&self, batch: BatchId) -> Rows {
+    fn rows(&self, batch: BatchId) -> Rows {
         let tokens = self.tokens(batch);
         Rows {
             token_ids: (0..tokens).map(|token| token ^ batch.0 as u32).collect(),
