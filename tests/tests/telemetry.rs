@@ -112,13 +112,15 @@ fn all_of_every_workers_time_is_some_phases() {
     for (worker, (spent, elapsed)) in covered {
         assert!(spent >= elapsed * 0.98 && spent <= elapsed * 1.02, "{worker:?}: {spent} of {elapsed} seconds");
     }
+    let mut tracks = samples.iter().flat_map(|sample| &sample.workers).flat_map(|worker| worker.stages.keys());
+    assert!(tracks.all(|track| !track.is_of_gpu()), "a run on a processor has no GPU's times");
     let metrics = std::fs::read_to_string(run.dir().join(METRICS_FILE)).unwrap();
     let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 6);
     for line in lines {
         let waited = line["wait_share"].as_f64().unwrap();
         assert!((0.0..=1.0).contains(&waited) && line["queue_ready"].as_u64().unwrap() <= 8, "{line}");
-        assert!(line["stage_ms"]["backward"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["stage_ms"]["backward"].as_f64().unwrap() > 0.0 && line.get("gpu_ms").is_none(), "{line}");
     }
 }
 

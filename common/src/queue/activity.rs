@@ -125,14 +125,6 @@ shared_enum! {
 }
 
 impl Track {
-    /// How late its changes are known, in nanoseconds: the host looks again and again how far its GPU has come.
-    pub(super) fn late_ns(self) -> u64 {
-        match self {
-            Track::Main | Track::Side => 0,
-            Track::Gpu | Track::Copies => 20_000_000,
-        }
-    }
-
     /// Whether it is a GPU's time, and no thread's.
     pub fn is_of_gpu(self) -> bool {
         matches!(self, Track::Gpu | Track::Copies)

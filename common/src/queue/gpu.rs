@@ -11,6 +11,9 @@ use super::place::{Place, now};
 use super::ring::layout::NUM_PHASES;
 use super::track::Times;
 
+/// A phase that lasts longer is counted in pieces of this, in nanoseconds: what a GPU did is known that late at most.
+const PIECE_NS: u64 = 1_000_000_000;
+
 /// A place in the order of a GPU's work: what comes after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
@@ -48,6 +51,11 @@ impl GpuTrack {
         self.progress.pass(self.place.times(self.track), mark, at_ns);
     }
 
+    /// At that time the GPU had not come to any other mark than those told.
+    pub fn goes_on(&mut self, at_ns: u64) {
+        self.progress.goes_on(self.place.times(self.track), at_ns);
+    }
+
     /// The GPU was seen without work, behind the last mark that it passed; this stands for so many nanoseconds.
     pub fn starve(&mut self, ns: u64) {
         self.progress.starve(self.place.times(self.track), ns);
@@ -62,18 +70,30 @@ impl Drop for GpuTrack {
 
 impl Progress {
     fn pass(&mut self, times: Times<'_>, mark: Mark, at_ns: u64) {
-        let (phase, since) = times.present_since();
         // Clocks that are set by each other anew may step back a little.
-        let at = at_ns.max(since);
-        let starved = phase.and_then(|phase| self.starved_ns.get_mut(phase as usize));
-        if let Some(starved) = starved {
-            let idle = (*starved).min(at - since);
-            *starved -= idle;
-            if idle > 0 {
-                times.enter(Phase::Idle as u32, at - idle);
-            }
-        }
+        let at = at_ns.max(times.since());
+        self.take_idle(times, at);
         times.enter_about(mark.phase as u32, mark.about, at);
+    }
+
+    fn goes_on(&mut self, times: Times<'_>, at_ns: u64) {
+        if at_ns.saturating_sub(times.since()) >= PIECE_NS {
+            let phase = times.present();
+            self.take_idle(times, at_ns);
+            times.resume(phase, at_ns);
+        }
+    }
+
+    /// The present phase ends: want of work, as far as it fits, is its last part.
+    fn take_idle(&mut self, times: Times<'_>, at: u64) {
+        let Some(starved) = times.present().phase().and_then(|phase| self.starved_ns.get_mut(phase as usize)) else {
+            return;
+        };
+        let idle = (*starved).min(at - times.since());
+        *starved -= idle;
+        if idle > 0 {
+            times.enter(Phase::Idle as u32, at - idle);
+        }
     }
 
     fn starve(&mut self, times: Times<'_>, ns: u64) {
@@ -138,6 +158,24 @@ mod tests {
         // Idle: before the first mark, 500 of the first visit, 300 of the second; never what was idle already.
         assert_eq!([Phase::Idle, Phase::Draft, Phase::Loss].map(total), [1_800, 700, 100]);
         assert!(spans(times).contains(&(Phase::Idle as u32, 2_300, 2_600, 2)), "{:?}", spans(times));
+    }
+
+    #[test]
+    fn a_phase_that_lasts_is_counted_meanwhile_as_one_visit() {
+        let (track, memory) = memory();
+        let times = Times { track: &track, spans: &memory };
+        times.start(Phase::Idle as u32, 0);
+        let mut progress = Progress::default();
+        progress.pass(times, mark(Phase::AllReduce, 1), 1_000);
+        progress.goes_on(times, PIECE_NS);
+        assert_eq!(times.since(), 1_000);
+        progress.starve(times, 300);
+        progress.goes_on(times, 1_000 + PIECE_NS);
+        let visits = |phase: Phase| times.read().0.visits[phase as usize];
+        assert_eq!((visits(Phase::AllReduce).total_ns, visits(Phase::Idle).total_ns), (PIECE_NS - 300, 1_300));
+        assert_eq!(times.present().phase(), Some(Phase::AllReduce as u32));
+        progress.pass(times, mark(Phase::Idle, 1), 2_000 + PIECE_NS);
+        assert_eq!((visits(Phase::AllReduce).total_ns, visits(Phase::AllReduce).count), (PIECE_NS + 700, 1));
     }
 
     #[test]

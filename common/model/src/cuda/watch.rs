@@ -95,7 +95,7 @@ impl Watcher {
             turn = (turn + TURN) % 1.0;
             let is_last = stopped.recv_timeout(PAUSE + VARIES.mul_f64(turn)) != Err(RecvTimeoutError::Timeout);
             let now = monotonic_ns();
-            if let Err(error) = self.look(now - std::mem::replace(&mut looked_ns, now)) {
+            if let Err(error) = self.look(now, now - std::mem::replace(&mut looked_ns, now)) {
                 return not_timed(error);
             }
             if is_last {
@@ -104,11 +104,12 @@ impl Watcher {
         }
     }
 
-    /// Looks, for the first time since so many nanoseconds.
-    fn look(&mut self, since_ns: u64) -> Result<(), CudaError> {
+    /// Looks at this moment, for the first time since so many nanoseconds.
+    fn look(&mut self, now_ns: u64, since_ns: u64) -> Result<(), CudaError> {
         let has_work = has_work(&self.lanes[0].marks.stream)?;
         for lane in &mut self.lanes {
             lane.follow(&self.clock)?;
+            lane.track.goes_on(now_ns);
         }
         if !has_work {
             self.lanes[0].track.starve(since_ns);

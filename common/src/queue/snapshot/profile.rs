@@ -20,7 +20,7 @@ pub type Profile = BTreeMap<Track, BTreeMap<Phase, PhaseView>>;
 pub struct PhaseView {
     /// Visits that are over.
     pub count: u64,
-    /// Time in it, the present visit's until now included (a GPU's, until a little before now), in nanoseconds.
+    /// Time in it, the present visit's until now included unless it is a GPU's, in nanoseconds.
     pub total_ns: u64,
     /// The longest visit that is over, without the time of phases nested in it.
     pub max_ns: u64,
@@ -47,15 +47,11 @@ pub struct SpanView {
 pub(in crate::queue) fn profile(memory: &impl Mapped, facts: &Facts, (code, alive): (u8, bool), now: u64) -> Profile {
     let used = Track::ALL.iter().map(|track| (*track, times(memory, facts, code, *track)));
     used.filter(|(_, times)| times.is_used())
-        .map(|(track, times)| (track, phases(times, alive, known_until(track, now))))
+        .map(|(track, times)| (track, phases(times, alive && !track.is_of_gpu(), now)))
         .collect()
 }
 
-/// Until when the last phase that is known of a track is taken to go on: no reading takes back what one before it said.
-fn known_until(track: Track, now: u64) -> u64 {
-    now.saturating_sub(track.late_ns())
-}
-
+/// A GPU's present phase is known late: it goes on for as long as its track says, and no longer.
 fn phases(times: Times<'_>, at_work: bool, now: u64) -> BTreeMap<Phase, PhaseView> {
     // A reading that is not whole is that of a writer that died in the middle: one visit's numbers do not add up.
     let (read, _) = times.read();
@@ -113,30 +109,5 @@ impl SpanView {
     fn of(read: SpanRead) -> SpanView {
         let SpanRead { number, from_ns, to_ns, phase, about } = read;
         SpanView { number, from_ns, to_ns, phase: Phase::from_number(phase), about }
-    }
-}
-
-#[cfg(test)]
-#[cfg(not(feature = "loom"))]
-mod tests {
-    use super::*;
-    use crate::queue::ring::layout::{Span, TrackRecord};
-
-    #[test]
-    fn what_a_gpu_does_now_is_not_known_yet() {
-        let (track, spans): (TrackRecord, [Span; 0]) = (TrackRecord::default(), []);
-        let (times, late) = (Times { track: &track, spans: &spans }, Track::Gpu.late_ns());
-        let total = |now: u64, phase: Phase| {
-            let seen = phases(times, true, known_until(Track::Gpu, now));
-            seen.get(&phase).map_or(0, |view| view.total_ns)
-        };
-        times.start(Phase::Idle as u32, 0);
-        times.enter(Phase::Backward as u32, 1_000);
-        assert_eq!(total(1_000 + late - 1, Phase::Backward), 0);
-        assert_eq!(total(1_000 + late + 500, Phase::Backward), 500);
-        // Its end becomes known, and lies after all that was said.
-        times.enter(Phase::Idle as u32, 1_600);
-        assert_eq!(total(1_600 + late, Phase::Backward), 600);
-        assert_eq!(known_until(Track::Main, 7), 7);
     }
 }

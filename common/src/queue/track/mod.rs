@@ -100,9 +100,9 @@ impl Times<'_> {
         self.track.about.store(number & ABOUT, Ordering::Relaxed);
     }
 
-    /// The present phase, and since when, in nanoseconds.
-    pub(crate) fn present_since(self) -> (Option<u32>, u64) {
-        (self.present().phase(), self.track.since_ns.load(Ordering::Relaxed))
+    /// Since when it is in the present phase, in nanoseconds.
+    pub(crate) fn since(self) -> u64 {
+        self.track.since_ns.load(Ordering::Relaxed)
     }
 
     /// The present phase.
