@@ -11,7 +11,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Borders, Paragraph, Row, Table};
+use ratatui::widgets::{Block, Borders, Paragraph, Row, Table, Wrap};
 
 use super::curves::Curves;
 
@@ -70,9 +70,10 @@ impl Page {
 
 /// Draws the page.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
-    let parts = [Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)];
+    let title = title(view);
+    let parts = [Constraint::Length(rows_of(&title, frame.area().width)), Constraint::Min(1), Constraint::Length(1)];
     let [head, body, foot] = Layout::vertical(parts).areas(frame.area());
-    frame.render_widget(title(view), head);
+    frame.render_widget(Paragraph::new(title).wrap(Wrap { trim: true }), head);
     match view.page {
         Page::Queue => queue::draw(frame, body, view),
         Page::Workers => workers::draw(frame, body, view),
@@ -82,15 +83,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(tabs(view.page), foot);
 }
 
-fn title(view: &View) -> Line<'static> {
+/// The run and its state; a line of its own says why it cannot be read any more.
+fn title(view: &View) -> Vec<Line<'static>> {
     let snapshot = &view.snapshot;
     let state = match (&view.gone, snapshot.aborted, snapshot.launcher_alive) {
-        (Some(gone), ..) => Span::styled(gone.clone(), Color::Red),
+        (Some(_), ..) => Span::styled("gone", Color::Red),
         (None, true, _) => Span::styled("given up", Color::Red),
         (None, _, false) => Span::styled("launcher is dead", Color::Red),
         (None, false, true) => Span::styled("alive", Color::Green),
     };
-    Line::from(vec![Span::raw(format!("run {}  launcher {}  ", snapshot.run_id, snapshot.launcher_pid)), state])
+    let run = Span::raw(format!("run {}  launcher {}  ", snapshot.run_id, snapshot.launcher_pid));
+    let gone = view.gone.iter().map(|gone| Line::styled(gone.clone(), Color::Red));
+    [Line::from(vec![run, state])].into_iter().chain(gone).collect()
 }
 
 fn tabs(page: Page) -> Line<'static> {

@@ -79,8 +79,9 @@ fn the_gate_the_workers_and_the_buckets_are_there_on_any_terminal() {
         wanted.iter().for_each(|text| assert!(screen.contains(text), "{text} is not on\n{screen}"));
         assert_eq!(screen.contains("hold p50/p99"), width == 200, "{screen}");
     }
-    view.gone = Some("it is gone".into());
-    assert!(screen(80, 24, &view).contains("it is gone"));
+    let gone = "/dev/shm/tandem-of-a-run-with-a-long-name does not exist: the run has ended, or never started";
+    view.gone = Some(gone.into());
+    SIZES.iter().for_each(|(width, height)| assert!(words(&screen(*width, *height, &view)).contains(gone)));
 }
 
 #[test]
@@ -197,6 +198,10 @@ fn the_events_page_ends_with_the_newest() {
         let screen = screen(width, height, &view);
         assert!(screen.contains("123456") && screen.contains("reclaim") && screen.contains("NUMBER"), "{screen}");
     }
+    view.events.clear();
+    assert!(screen(80, 24, &view).contains("nothing has happened yet"));
+    view.gone = Some("it has ended".into());
+    assert!(screen(80, 24, &view).contains("they are gone with the queue"));
 }
 
 #[test]
