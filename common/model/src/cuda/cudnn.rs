@@ -3,12 +3,12 @@
 
 #![expect(unsafe_code, reason = "calls a C function of libtorch that is found by name")]
 
-use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use tch::Tensor;
 
 use super::flash::{Handle, handle};
+use super::symbol::symbol;
 
 /// `aoti_torch_cuda__scaled_dot_product_cudnn_attention` as
 /// `torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h` of libtorch 2.11 declares it.
@@ -40,15 +40,8 @@ pub struct Cudnn(Forward);
 impl Cudnn {
     /// That of the libtorch in this process; none where its CUDA half is not open ([`crate::runtime::start`]).
     pub fn find() -> Option<Cudnn> {
-        const NAME: &std::ffi::CStr = c"aoti_torch_cuda__scaled_dot_product_cudnn_attention";
-        // SAFETY: the name is a C string; looking a symbol up changes nothing.
-        let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
-        if symbol.is_null() {
-            return None;
-        }
-        // SAFETY: the symbol is the function of that name, whose declaration in libtorch 2.11 `Forward` repeats; tch 0.24
-        // links no other version.
-        Some(Cudnn(unsafe { std::mem::transmute::<*mut c_void, Forward>(symbol) }))
+        // SAFETY: `Forward` repeats the function's declaration in libtorch 2.11; tch 0.24 links no other version.
+        unsafe { symbol(c"aoti_torch_cuda__scaled_dot_product_cudnn_attention") }.map(Cudnn)
     }
 
     /// Softmax attention scaled by `hd^-0.5`, each token over itself and those before it.

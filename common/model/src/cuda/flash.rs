@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 
 use tch::{Device, Tensor};
 
+use super::symbol::symbol;
 use crate::runtime;
 
 /// A libtorch tensor as its C interface hands it on: `at::Tensor*`, which is what tch holds too.
@@ -66,15 +67,8 @@ impl Spans {
 impl Flash {
     /// The kernel of the libtorch in this process; none where its CUDA half is not open ([`runtime::start`]).
     pub fn find() -> Option<Flash> {
-        const NAME: &std::ffi::CStr = c"aoti_torch_cuda__flash_attention_forward";
-        // SAFETY: the name is a C string; looking a symbol up changes nothing.
-        let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, NAME.as_ptr()) };
-        if symbol.is_null() {
-            return None;
-        }
-        // SAFETY: the symbol is the function of that name, whose declaration in libtorch 2.11 `Forward` repeats; tch 0.24
-        // links no other version.
-        Some(Flash(unsafe { std::mem::transmute::<*mut c_void, Forward>(symbol) }))
+        // SAFETY: `Forward` repeats the function's declaration in libtorch 2.11; tch 0.24 links no other version.
+        unsafe { symbol(c"aoti_torch_cuda__flash_attention_forward") }.map(Flash)
     }
 
     /// Softmax attention scaled by `hd^-0.5`: the last query of a sequence sees all its keys, each one before it one key less.

@@ -12,6 +12,7 @@ mod marks;
 pub(crate) mod memory;
 mod refusal;
 pub(crate) mod step;
+pub(crate) mod symbol;
 mod watch;
 
 use std::ffi::c_int;

@@ -4,11 +4,11 @@
 //! and has it loaded already: so the symbols are looked up among what is loaded.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem::transmute_copy;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 
 use super::SUM;
+use crate::cuda::symbol::symbol;
 
 /// A meeting's name: opaque bytes.
 pub type UniqueId = [u8; 128];
@@ -83,17 +83,17 @@ impl Nccl {
     pub(super) fn load() -> Result<Nccl, Failure> {
         Ok(Nccl {
             // SAFETY: the field's type is the function's in NCCL's header (nccl.h, 2.17 and later).
-            get_unique_id: unsafe { symbol(c"ncclGetUniqueId")? },
+            get_unique_id: unsafe { function(c"ncclGetUniqueId")? },
             // SAFETY: as above.
-            init: unsafe { symbol(c"ncclCommInitRankConfig")? },
+            init: unsafe { function(c"ncclCommInitRankConfig")? },
             // SAFETY: as above.
-            status: unsafe { symbol(c"ncclCommGetAsyncError")? },
+            status: unsafe { function(c"ncclCommGetAsyncError")? },
             // SAFETY: as above.
-            all_reduce: unsafe { symbol(c"ncclAllReduce")? },
+            all_reduce: unsafe { function(c"ncclAllReduce")? },
             // SAFETY: as above.
-            abort: unsafe { symbol(c"ncclCommAbort")? },
+            abort: unsafe { function(c"ncclCommAbort")? },
             // SAFETY: as above.
-            error_string: unsafe { symbol(c"ncclGetErrorString")? },
+            error_string: unsafe { function(c"ncclGetErrorString")? },
         })
     }
 
@@ -167,17 +167,11 @@ impl Nccl {
     }
 }
 
-/// A loaded function.
+/// A function of NCCL's.
 ///
 /// # Safety
-/// `F` is the function's type.
-unsafe fn symbol<F: Copy>(name: &'static CStr) -> Result<F, Failure> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the name is a C string.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if address.is_null() {
-        return Err(Failure::Missing(name.to_str().unwrap_or("a function")));
-    }
-    // SAFETY: of the size of an address, as just asserted, and the caller says what it is.
-    Ok(unsafe { transmute_copy(&address) })
+/// `F` is its type.
+unsafe fn function<F: Copy>(name: &'static CStr) -> Result<F, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { symbol(name) }.ok_or(Failure::Missing(name.to_str().unwrap_or("a function")))
 }
