@@ -45,16 +45,16 @@ second() { # as this process counts devices, the drafter's
 group_pair() {
     smollm2
     local gsm8k=(model.torch_dtype=bfloat16 data.train_data_path=examples/smollm2-135m/gsm8k.jsonl) device
-    pair tiny examples/tiny/train.toml run.verify_payload=true
+    pair tiny examples/tiny/train.toml run.verify_payload=true training.max_steps=400 evaluation.num_prompts=8 evaluation.lossless_check=false
     pair tiny-on-cpus examples/tiny/train.toml run.device=cpu training.max_steps=20 evaluation.eval_data_path=
-    pair gsm8k examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" training.max_steps=600
-    CUDA_VISIBLE_DEVICES=$(second) check drafter_bench "$runs/gsm8k" device=cuda steps=600
+    pair gsm8k examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" training.max_steps=500
+    CUDA_VISIBLE_DEVICES=$(second) check drafter_bench "$runs/gsm8k" device=cuda steps=500
     python3 scripts/run-figures.py --ratio gsm8k "$lines" | tee -a "$lines" >&2
     for arena in cuipc host; do
-        pair gsm8k-$arena examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" run.arena=$arena run.verify_payload=true training.max_steps=150
+        pair gsm8k-$arena examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" run.arena=$arena run.verify_payload=true training.max_steps=120
     done
     device=$drafter drafter=0
-    pair gsm8k-one-gpu examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" training.max_steps=200
+    pair gsm8k-one-gpu examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" training.max_steps=150
     drafter=$device
 }
 group_nccl() { # two pairs, each sharing a GPU, against one: the same global batches

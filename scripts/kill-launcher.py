@@ -31,9 +31,11 @@ def tandem(run, steps):
 
 
 def is_running(pid):
+    """A process, or a thread of it, that is not only waiting to be collected."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1][0] not in "ZX"
-    except FileNotFoundError:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1].split()
+        return fields[0] not in "ZX" or int(fields[17]) > 1
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -182,7 +182,8 @@ impl Worker<'_> {
             let train = || {
                 let (batch, read): (BatchId, Read) = fetched.recv()?;
                 work.launch();
-                buffers.send(read.into_buffer(reader.gpu())?).map_err(|_| "the fetcher failed")?;
+                // The fetcher is gone when it has had the last batch.
+                let _ = buffers.send(read.into_buffer(reader.gpu())?);
                 consumer.trained(&[batch], Step(1))?;
                 work.wait();
                 Ok(())
