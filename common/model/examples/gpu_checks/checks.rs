@@ -7,7 +7,7 @@ use common::arena::ArenaKind;
 use common::exit::AnyError;
 use common::ids::Role;
 
-use crate::deaths::{cuipc, drafters, producers, reopen};
+use crate::deaths::{cuipc, drafters, hang, producers, reopen};
 use crate::findings::{Bar, Findings};
 use crate::overhead::overhead;
 use crate::spec::{Job, Load, Spec};
@@ -17,7 +17,7 @@ use crate::world::World;
 pub(crate) type Check = fn(&mut Findings) -> Result<(), AnyError>;
 
 /// By name, each with its number in the list of the queue's and the arena's tests, if it has one; in this order.
-pub(crate) const CHECKS: [(&str, u32, Check); 11] = [
+pub(crate) const CHECKS: [(&str, u32, Check); 12] = [
     ("speed", 24, speed),
     ("overhead", 31, overhead),
     ("handovers", 0, handovers),
@@ -27,6 +27,7 @@ pub(crate) const CHECKS: [(&str, u32, Check); 11] = [
     ("drafters", 27, drafters),
     ("cuipc", 28, cuipc),
     ("reopen", 28, reopen),
+    ("hang", 0, hang),
     ("refusals", 30, refusals),
     ("leak", 29, leak),
 ];

@@ -11,6 +11,7 @@ use common::queue::ParticipantView;
 use crate::checks::{START, devices, free_memory, pair};
 use crate::findings::{Bar, Findings};
 use crate::spec::{Job, Spec};
+use crate::worker::HANG_PATIENCE;
 use crate::world::World;
 
 pub(crate) fn producers(findings: &mut Findings) -> Result<(), AnyError> {
@@ -164,5 +165,25 @@ pub(crate) fn reopen(findings: &mut Findings) -> Result<(), AnyError> {
     findings.found(&text, (remade.as_secs_f64(), "s"), Bar::None);
     let text = "cuipc: from there until a batch out of it is delivered";
     findings.found(text, (reopened.as_secs_f64(), "s"), Bar::AtMost(1.0));
+    Ok(())
+}
+
+/// A GPU that does not answer holds its worker in a wait that has no end of its own.
+pub(crate) fn hang(findings: &mut Findings) -> Result<(), AnyError> {
+    let mut world = World::new("hang", Spec { batches: 8, ..pair(ArenaKind::Fd) })?;
+    world.start(Role::Target, 0, Job::Hang)?;
+    world.until("the wait that does not end", START, |world| world.count("hangs") == 1)?;
+    let started = Instant::now();
+    while world.is_running(Role::Target, 0) && started.elapsed() < START {
+        world.look()?;
+    }
+    let text = "a target whose GPU does not come to an end is gone after, with a patience of 5 s,";
+    findings.found(text, (started.elapsed().as_secs_f64(), "s"), Bar::AtMost(2.0 * HANG_PATIENCE.as_secs_f64()));
+    let started = Instant::now();
+    world.start_all(Job::Fill, Job::Drain)?;
+    world.until("all batches", START, |world| world.queue.snapshot().batches.trained == 8)?;
+    findings.restarts += 1;
+    let text = "and its successor on the same GPU has delivered all after, its start included,";
+    findings.found(text, (started.elapsed().as_secs_f64(), "s"), Bar::AtMost(START.as_secs_f64()));
     Ok(())
 }

@@ -69,7 +69,7 @@ impl Job {
     /// Whose device it takes.
     pub(crate) fn role(self) -> Role {
         match self {
-            Job::Fill | Job::Tear | Job::Idle | Job::Push | Job::Capture | Job::Produce => Role::Target,
+            Job::Fill | Job::Tear | Job::Idle | Job::Push | Job::Hang | Job::Capture | Job::Produce => Role::Target,
             Job::Drain | Job::Keep | Job::Consume | Job::Pull | Job::Hold | Job::Memory => Role::Drafter,
         }
     }
@@ -86,6 +86,8 @@ pub(crate) enum Job {
     Idle,
     /// A target that measures how fast slots are filled, and gives them back.
     Push,
+    /// A target whose GPU does not come to an end, with somebody who watches it.
+    Hang,
     /// A target with a model: captures, publishes, and keeps what a plain forward gives.
     Capture,
     /// A target that computes for a while, writes a slot, and again; in turn without the slot.

@@ -10,10 +10,12 @@ use common::arena::ArenaRequest;
 use common::config::Device as Wanted;
 use common::exit::AnyError;
 use common::ids::{BatchId, Rank, Role, Step};
+use common::launched::Launcher;
 use common::line::{Line, Received};
 use common::queue::{LeaseError, Phase, Queue, Rows, WriteLease};
 use common::shutdown::Shutdown;
 use common::wait::Patience;
+use common::watchdog;
 use model::arena::{
     Arena, ArenaError, GpuArena, Incoming, Link, LinkError, SlotReader, SlotWriter, Written, payload_checksum,
 };
@@ -39,6 +41,9 @@ impl Link for ArenaLine {
         Ok(received.map(|Received { message, file }| (message, file)))
     }
 }
+
+/// How long others wait for a worker that hangs.
+pub(crate) const HANG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A slot on its way to READY, and what was written into it before.
 type InFlight = (WriteLease, Written, Vec<Written>);
@@ -66,6 +71,7 @@ pub(crate) fn run(spec: &Spec, job: Job, rank: u32) -> Result<(), AnyError> {
         Job::Tear => worker.tear(),
         Job::Idle => worker.idle(),
         Job::Push => worker.push(),
+        Job::Hang => worker.hang(),
         Job::Capture => worker.capture(),
         Job::Produce => worker.produce(),
         Job::Drain => worker.drain(),
@@ -197,6 +203,22 @@ impl Worker<'_> {
     fn idle(&self) -> Result<(), AnyError> {
         let _arena = self.arena()?;
         thread::sleep(Duration::from_secs(120));
+        Ok(())
+    }
+
+    /// For a minute at least; the watchdog's patience is a few seconds.
+    fn hang(&self) -> Result<(), AnyError> {
+        let producer = self.queue.producer(self.rank)?;
+        let worker = (Role::Target, self.rank);
+        watchdog::start(&self.queue, worker, HANG_PATIENCE, model::runtime::name(self.device), &Launcher::none());
+        let writer = SlotWriter::new(self.arena()?, false)?;
+        let lease = producer.claim(&self.patience)?.ok_or("nothing to claim")?;
+        let endless = Tensor::ones([32_768, 32_768], (Kind::BFloat16, self.device));
+        (0..600).for_each(|_| drop(endless.matmul(&endless)));
+        let written = self.payload(&writer, &lease)?;
+        producer.phase(Phase::Device);
+        say("hangs")?;
+        written.wait()?;
         Ok(())
     }
 
