@@ -29,6 +29,10 @@ pair() { # NAME CONFIG override...: a run, and its figures
     run "$@"; local code=$?
     python3 scripts/run-figures.py "$1" "$runs/$1" $code | tee -a "$lines" >&2 || failed "$1" $?
 }
+alone() { # NAME STEPS: the drafter of that run alone on the run's batches, and the pair's speed over its
+    CUDA_VISIBLE_DEVICES=$(second) check drafter_bench "$runs/$1" device=cuda steps="$2"
+    python3 scripts/run-figures.py --ratio "$1" "$lines" | tee -a "$lines" >&2 || failed "$1 over its drafter" $?
+}
 smollm2() { [ -e examples/smollm2-135m/target/model.safetensors ] || python3 scripts/random-target.py examples/smollm2-135m/target; }
 
 group_checks() { check gpu_checks; }
@@ -48,8 +52,7 @@ group_pair() {
     pair tiny examples/tiny/train.toml run.verify_payload=true training.max_steps=400 evaluation.num_prompts=8 evaluation.lossless_check=false
     pair tiny-on-cpus examples/tiny/train.toml run.device=cpu training.max_steps=20 evaluation.eval_data_path=
     pair gsm8k examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" training.max_steps=500
-    CUDA_VISIBLE_DEVICES=$(second) check drafter_bench "$runs/gsm8k" device=cuda steps=500
-    python3 scripts/run-figures.py --ratio gsm8k "$lines" | tee -a "$lines" >&2
+    alone gsm8k 500
     for arena in cuipc host; do
         pair gsm8k-$arena examples/smollm2-135m/gsm8k.toml "${gsm8k[@]}" run.arena=$arena run.verify_payload=true training.max_steps=120
     done
@@ -71,10 +74,11 @@ group_orphans() {
     python3 scripts/kill-launcher.py $drafter "$runs/killed" | tee -a "$lines" >&2 || failed kill-launcher.py $?
 }
 group_large() {
-    python3 scripts/qwen3-8b-size.py "$runs/qwen3-8b" || failed qwen3-8b-size.py $?
-    local large=(model.target_model_path="$runs/qwen3-8b/target" data.train_data_path="$runs/qwen3-8b/chats.jsonl" training.batches_per_step=1
+    python3 scripts/qwen3-8b-size.py "$runs/large" || failed qwen3-8b-size.py $?
+    local large=(model.target_model_path="$runs/large/target" data.train_data_path="$runs/large/chats.jsonl" training.batches_per_step=1
         training.log_interval=2 training.max_steps=20 evaluation.eval_data_path=) device=$drafter
     pair qwen3-8b examples/qwen3-8b.toml "${large[@]}"
+    alone qwen3-8b 20
     rm -rf "$runs/qwen3-8b/checkpoints"
     drafter=0
     pair qwen3-8b-one-gpu examples/qwen3-8b.toml "${large[@]}"

@@ -53,7 +53,7 @@ def figures(name, run, code):
 
 def ratio(name, path):
     values = {row["name"]: row.get("value") for row in lines(Path(path)) if "name" in row}
-    share = values[f"pair {name}, end to end"] / values["drafter alone on the run's batches"]
+    share = values[f"pair {name}, end to end"] / values[f"drafter alone on the batches of {name}"]
     say(f"pair {name}, over its drafter alone on the same batches", 100 * share, "%", share >= 0.95, ">= 95")
 
 

@@ -256,7 +256,8 @@ fn main() {
         let (size, training, planned) = of_run(Path::new(&name));
         let mut bench = Bench::new(size, device, &training, &options);
         bench.planned = Some(planned);
-        return measure_run(&mut bench, options.number("steps", 200));
+        let run = Path::new(&name).file_name().unwrap().to_string_lossy();
+        return measure_run(&mut bench, &run, options.number("steps", 200));
     }
     let mut size = size(&name);
     size.rows = options.number("rows", size.rows);
@@ -275,7 +276,7 @@ fn main() {
 
 /// Steps as a run takes them: the host waits for a step's numbers when the next one is on its way. The median of windows
 /// of ten steps, of the last half of them, as a run's `metrics.jsonl` has it.
-fn measure_run(bench: &mut Bench, steps: usize) {
+fn measure_run(bench: &mut Bench, run: &str, steps: usize) {
     const WINDOW: usize = 10;
     let (mut rates, mut late) = (Vec::new(), None::<Late>);
     for _ in 0..steps.div_ceil(WINDOW) {
@@ -290,7 +291,7 @@ fn measure_run(bench: &mut Bench, steps: usize) {
         rates.push(tokens as f64 / start.elapsed().as_secs_f64());
     }
     let warm = rates.split_off(rates.len() / 2);
-    print("drafter alone on the run's batches", median(warm), "tokens/s");
+    print(&format!("drafter alone on the batches of {run}"), median(warm), "tokens/s");
 }
 
 fn measure(bench: &mut Bench, name: &str, device: Device, steps: usize) {
