@@ -2,6 +2,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::runtime;
+
 /// The weighting of a run, with the denominator that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weighting {
@@ -24,8 +26,9 @@ impl Weighting {
     pub fn weights(self, nll: &Tensor, supervised: &Tensor) -> Tensor {
         match self {
             Weighting::Decay { gamma } => {
-                let slots = decay(supervised.size()[1] as usize, gamma);
-                Tensor::from_slice(&slots).to_kind(Kind::Float).to_device(supervised.device()) * supervised
+                let slots: Vec<f32> =
+                    decay(supervised.size()[1] as usize, gamma).into_iter().map(|weight| weight as f32).collect();
+                runtime::upload(&slots, supervised.device()) * supervised
             }
             Weighting::Dpace { alpha } => dpace(&(-nll).exp(), supervised, alpha) * supervised,
         }
