@@ -2,8 +2,9 @@
 """gpu-memory.py [RUN ...]: what real runs take of GPU memory, against what their workers said before (`common::footprint`).
 
 In the unpacked bundle of `make gpu`, on GPUs 0 and 1. Models have weights of zero (a sparse file: memory does not depend on
-values), rows are the tiny example's chats, several in a row, of random lengths. Memory is the driver's, of all processes on a
-GPU, ten times a second. Exit code 2 if a prediction is off by more than 10 % or a refusal does not come."""
+values), rows are the tiny example's chats, several in a row, of random lengths. Memory is each process's as the driver counts it,
+five times a second. Exit code 2 if a prediction is off by more than 10 %, if a worker's memory grows by more than 2 % after step 50,
+or if a refusal does not come."""
 import json
 import os
 import random
@@ -26,7 +27,7 @@ LARGE = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, nu
 COMMON = dict(rms_norm_eps=1e-6, rope_theta=1e6, hidden_act="silu", max_position_embeddings=40960, bos_token_id=None,
               eos_token_id=2, attention_bias=False)
 TAPS = {"small": [1, 8, 14, 20, 27], "large": [1, 9, 17, 25, 33]}
-CHECKED = 0.10
+CHECKED, GROWTH = 0.10, 0.02
 
 # name: (size, chats of a row from and to, targets, drafters, steps, overrides)
 RUNS = {
@@ -35,16 +36,16 @@ RUNS = {
     "small, many anchors": ("small", (1, 8), [0], [1], 80, dict(batch=4096, length=512, anchors=512, block=8, capacity=32)),
     "small, two pairs": ("small", (1, 6), [0, 1], [0, 1], 60,
                          dict(batch=10240, length=320, anchors=64, block=8, capacity=16, per_step=2)),
-    "large": ("large", (4, 40), [0], [1], 8, dict(batch=12288, length=3072, anchors=512, block=16, capacity=8)),
+    "large": ("large", (4, 40), [0], [1], 8, dict(batch=8192, length=3072, anchors=512, block=16, capacity=8)),
     "large, one GPU": ("large", (4, 40), [0], [0], 8, dict(batch=6144, length=3072, anchors=256, block=16, capacity=4)),
     "large, short blocks": ("large", (4, 40), [0], [1], 8, dict(batch=12288, length=3072, anchors=256, block=8, capacity=16)),
 }
-# name: (as above, gigabytes left free on GPU 1, the words that are due)
+# name: (as above, the share of its drafter's need that another process leaves free once that has started, the words that are due)
 REFUSED = {
     "large, too many blocks": (("large", (1, 4), [0], [1], 1, dict(batch=12288, length=512, anchors=512, block=16, capacity=8)),
-                               None, "too little memory"),
+                               None, "has no room for drafter 0"),
     "small, a full GPU": (("small", (1, 6), [0], [1], 1, dict(batch=10240, length=320, anchors=64, block=8, capacity=16)),
-                          0.955, "Tried to allocate"),
+                          0.955, "too little memory"),
 }
 
 
@@ -68,20 +69,19 @@ def chats(path, fewest, most):
 
 
 class Driver(threading.Thread):
-    """Megabytes in use on each GPU, as the driver counts them."""
+    """Gigabytes that each process has on GPUs."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.used, self.watched = {}, None
+        self.watched = None
         self.start()
 
     def run(self):
-        query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits", "-lms", "100"]
+        query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-lms", "200"]
         for line in subprocess.Popen(query, stdout=subprocess.PIPE, text=True).stdout:
-            gpu, used = map(int, line.split(","))
-            self.used[gpu] = used * 1.048576e-3
-            if self.watched is not None:
-                self.watched(gpu, self.used[gpu])
+            pid, used = line.split(",")
+            if self.watched is not None and used.strip().isdigit():
+                self.watched(int(pid), int(used) * 1.048576e-3)
 
 
 class Run:
@@ -118,7 +118,7 @@ log_interval = 1
 [queue]
 capacity = {keys["capacity"]}
 """)
-        self.toml, self.peaks, self.early, self.late = toml, {}, {}, {}
+        self.toml, self.peaks, self.early = toml, {}, {}
 
     def step(self):
         try:
@@ -126,29 +126,39 @@ capacity = {keys["capacity"]}
         except FileNotFoundError:
             return 0
 
-    def watch(self, gpu, used):
-        self.peaks[gpu] = max(used, self.peaks.get(gpu, 0))
-        if 1 <= self.now <= 50:
-            self.early[gpu] = self.peaks[gpu]
+    def watch(self, pid, used):
+        """Counts it for the worker of this run that has that number, if one has."""
+        try:
+            program, *arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            return
+        if str(self.folder) not in arguments:
+            return
+        worker = Path(program).name.split("-")[0], int(arguments[arguments.index("--rank") + 1])
+        self.peaks[worker] = max(used, self.peaks.get(worker, 0))
+        if self.now <= 50:
+            self.early[worker] = self.peaks[worker]
 
-    def whole(self, driver, seconds=120):
-        """Until its last step; the launcher's stderr, how long it took, and its exit code, None if it went well."""
-        if HAS_GPU:
-            idle(driver)
-            self.base = dict(driver.used)
-            driver.watched = self.watch
+    def whole(self, driver, seconds=120, meanwhile=None):
+        """Until its last step; the launcher's stderr, how long it took, and its exit code, None if it went well. `meanwhile` is
+        done when the drafter has been started."""
         self.now, begun = 0, time.time()
+        if HAS_GPU:
+            driver.watched = self.watch
         with open(self.folder.with_suffix(".err"), "w+") as err:
             launcher = subprocess.Popen([ROOT / "bin/tandem", "run", self.toml], stdout=err, stderr=err)
             while launcher.poll() is None and self.now < self.steps and time.time() - begun < seconds:
                 time.sleep(0.05)
                 self.now = self.step()
+                if meanwhile and (self.folder / "logs/drafter-0.log").exists():
+                    meanwhile = meanwhile()
             took, code = time.time() - begun, launcher.poll()
             launcher.send_signal(signal.SIGKILL)  # saves nothing: a checkpoint of the large size takes longer than its run
             launcher.wait()
             err.seek(0)
             said = err.read()
-        driver and setattr(driver, "watched", None)
+        if HAS_GPU:
+            driver.watched = None
         return said, took, code
 
     def needs(self, role, rank):
@@ -157,59 +167,62 @@ capacity = {keys["capacity"]}
         return (float(found[1]), found[2]) if found else (0.0, "nothing")
 
     def report(self):
-        """A row for each GPU; whether all is as predicted."""
+        """A row for each worker; whether all is as predicted."""
         good, rows = True, json.loads((self.folder / "plan.json").read_text())["heaviest"]
         print(f"-- {self.name}: heaviest batch of {len(rows)} rows, {sum(row['tokens'] for row in rows)} tokens, "
               f"{sum(row['anchors'] for row in rows)} of them may be anchors; tokens/anchors of the longest rows: "
               + ", ".join(f"{row['tokens']}/{row['anchors']}" for row in sorted(rows, key=lambda row: -row["tokens"])[:16]))
-        workers = [("target", rank, gpu) for rank, gpu in enumerate(self.targets)]
-        workers += [("drafter", rank, gpu) for rank, gpu in enumerate(self.drafters)]
-        for gpu in sorted({gpu for _, _, gpu in workers}):
-            here = [(role, rank) for role, rank, at in workers if at == gpu]
-            needs = sum(self.needs(*worker)[0] for worker in here)
-            seen = self.peaks.get(gpu, 0) - (self.base.get(gpu, 0) if HAS_GPU else 0)
-            early = self.early.get(gpu, 0) - (self.base.get(gpu, 0) if HAS_GPU else 0)
-            off = needs / seen - 1 if seen else 0
-            good &= abs(off) <= CHECKED
-            who = " and ".join(f"{role} {rank}" for role, rank in here)
-            print(f"{self.name:22} {who:26} GPU {gpu}  said {needs:7.2f} GB  took {seen:7.2f} GB  {off:+7.1%}  "
-                  f"by step 50 {early:7.2f} GB, by step {self.now} {seen:7.2f} GB", flush=True)
-            for worker in here:
-                print(f"    {worker[0]} {worker[1]}: {self.needs(*worker)[1]}")
+        workers = [("target", rank) for rank in range(len(self.targets))] + [("drafter", rank) for rank in range(len(self.drafters))]
+        for worker in workers:
+            (needs, parts), seen, early = self.needs(*worker), self.peaks.get(worker, 0), self.early.get(worker, 0)
+            off, growth = (needs / seen - 1, seen / early - 1) if early else (0, 0)
+            good &= abs(off) <= CHECKED and growth <= GROWTH and (bool(seen) or not HAS_GPU)
+            print(f"{self.name:22} {worker[0]:7} {worker[1]}  said {needs:7.2f} GB  took {seen:7.2f} GB  {off:+7.1%}  "
+                  f"by step 50 {early:7.2f} GB, by step {self.now} {seen:7.2f} GB  ({parts})", flush=True)
         return good
 
 
-def idle(driver, seconds=15):
-    """Waits until nothing more is given back."""
-    last, since, end = None, time.time(), time.time() + seconds
-    while time.time() < end and time.time() - since < 0.7:
-        if driver.used != last or not driver.used:
-            last, since = dict(driver.used), time.time()
-        time.sleep(0.1)
+class Hog:
+    """A process that takes a GPU's memory when told to, but for some."""
 
-
-def hog(gpu, share, needs):
-    """A process that leaves `share` of `needs` gigabytes free on the GPU."""
-    code = f"""import torch, sys
+    def __init__(self, gpu):
+        code = f"""import sys, torch
+torch.zeros(1, device="cuda:{gpu}")
+print("ready", flush=True)
+left = float(sys.stdin.readline())
 free, _ = torch.cuda.mem_get_info({gpu})
-kept = torch.empty(int(free - {share * needs} * 1e9), dtype=torch.uint8, device="cuda:{gpu}")
-print("full", flush=True)
+kept = torch.empty(int(free - left), dtype=torch.uint8, device="cuda:{gpu}")
 sys.stdin.read()"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    process.stdout.readline()
-    return process
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process.stdout.readline()
+
+    def take_all_but(self, gigabytes):
+        self.process.stdin.write(f"{gigabytes * 1e9}\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def in_use(gpu):
+    query = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", "-i", str(gpu)]
+    return bool(subprocess.run(query, capture_output=True, text=True).stdout.strip())
 
 
 def refused(work, name, driver, needs_of):
     spec, share, words = REFUSED[name]
-    run = Run(work, name, spec)
-    filled = hog(1, share, needs_of["small"]) if share else None
-    said, took, code = run.whole(driver, 60)
-    if filled:
-        filled.stdin.close()
-        filled.wait()
+    run, hog = Run(work, name, spec), None
+    if share and in_use(1):
+        print(f"{name:22} left out: others use GPU 1")
+        return True
+    if share:
+        hog = Hog(1)
+    said, took, code = run.whole(driver, 60, hog and (lambda: hog.take_all_but(share * needs_of["small"])))
+    if hog:
+        hog.end()
     good = code == 1 and words in said
-    last = [line for line in said.splitlines() if "too little" in line or line.startswith("hint")]
+    last = [line for line in said.splitlines() if words in line or line.startswith("hint")]
     print(f"{name:22} refused with code {code} after {took:.1f} s{'' if good else '  FAILED'}", *last[-2:], sep="\n    ", flush=True)
     if not good:
         print(said[-3000:])

@@ -14,8 +14,8 @@ use crate::cuda::{CudaError, Gpu, GpuId};
 const HINT: &str = "lower data.batch_tokens, training.num_anchors or queue.capacity, or give each worker a GPU of its own \
                     (--pairs 0:1); `tandem plan` says what each takes";
 
-/// How far the arithmetic may be above what is taken: needs are refused beforehand only when they are off by more.
-const DOUBT: f64 = 0.1;
+/// How far the arithmetic may be above what is taken: needs are refused beforehand only where they are off by more.
+const DOUBT: f64 = 0.05;
 
 /// libtorch's words, which is all that it says.
 const OUT_OF_MEMORY: &str = "out of memory";

@@ -28,9 +28,9 @@ pub const LIBRARIES: &str = "CUDA context and libraries";
 /// The part that outlives a target.
 pub const SLOTS: &str = "slots of the arena";
 
-/// [`LIBRARIES`] in bytes: the context, the code of libtorch, cuBLAS and cuDNN that is loaded, and their workspaces. H200,
-/// driver 580, torch 2.11.0+cu130.
-const LIBRARY_BYTES: u64 = 600 << 20;
+/// [`LIBRARIES`] in bytes: the context, the code of libtorch, cuBLAS and cuDNN that is loaded, their workspaces, and what
+/// libtorch's allocator rounds up. Measured: one H200, driver 580, torch 2.11.0+cu130, 2026-11-30.
+const LIBRARY_BYTES: u64 = 800 << 20;
 
 /// One thing that takes memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,3 +83,6 @@ pub fn of_worker(config: &Config, plan: &RunPlan, role: Role, rank: Rank) -> Foo
 pub fn of_evaluation(config: &Config, plan: &RunPlan) -> Footprint {
     evaluation::footprint(config, plan)
 }
+
+#[cfg(test)]
+mod tests;
