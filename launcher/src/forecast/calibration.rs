@@ -45,20 +45,21 @@ impl Measured {
         let samples = history.samples.ok_or_else(|| not_alike("it has no telemetry.jsonl".to_owned()))?;
         let verdict = samples.verdict().ok_or_else(|| not_alike("no batch was trained there".to_owned()))?;
         let tokens_per_s = steady(&history.steps).ok_or_else(|| not_alike("no step was logged there".to_owned()))?;
-        let waits = |name: &str| verdict.figures.get(name).copied().unwrap_or(0.0);
-        Ok(Measured::new(run, Layout::of(&config), tokens_per_s, [waits("targets_wait"), waits("drafters_wait")]))
+        let figure = |name: &str| verdict.figures.get(name).copied().unwrap_or(0.0);
+        // A target goes on to wait for a slot while its GPU is yet at work.
+        let busy = |wait, gpu| f64::max(1.0 - figure(wait), figure(gpu));
+        let busy = [busy("targets_wait", "targets_gpu_busy"), busy("drafters_wait", "drafters_gpu_busy")];
+        Ok(Measured::new(run, Layout::of(&config), tokens_per_s, busy))
     }
 
-    /// From a run's speed and the shares of time that targets and drafters waited for each other: without these, they would
-    /// have been as fast as that.
-    fn new(run: &Path, layout: Layout, tokens_per_s: f64, [targets_wait, drafters_wait]: [f64; 2]) -> Measured {
+    /// From a run's speed and the shares of their time that targets and drafters were busy: they would be as fast as that
+    /// all the time if they never waited for each other.
+    fn new(run: &Path, layout: Layout, tokens_per_s: f64, busy: [f64; 2]) -> Measured {
         let [targets, drafters] = layout.totals().map(f64::from);
-        let at_work = |wait: f64| (1.0 - wait).max(0.01);
-        let speeds = Speeds {
-            target: tokens_per_s / targets / at_work(targets_wait),
-            drafter: tokens_per_s / drafters / at_work(drafters_wait),
-        };
-        let limit = if targets_wait > drafters_wait { Role::Drafter } else { Role::Target };
+        let [target_busy, drafter_busy] = busy.map(|share| share.max(0.01));
+        let speeds =
+            Speeds { target: tokens_per_s / targets / target_busy, drafter: tokens_per_s / drafters / drafter_busy };
+        let limit = if target_busy < drafter_busy { Role::Drafter } else { Role::Target };
         Measured { run: run.to_owned(), speeds, layout, tokens_per_s, limit }
     }
 
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn waits_tell_what_other_splits_would_do_and_shared_devices_nothing() {
         // A pair whose target waited half of its time.
-        let measured = Measured::new(Path::new("r"), Layout::apart(1, 1), 100.0, [0.5, 0.0]);
+        let measured = Measured::new(Path::new("r"), Layout::apart(1, 1), 100.0, [0.5, 1.0]);
         assert_eq!(measured.speeds, Speeds { target: 200.0, drafter: 100.0 });
         assert_eq!(measured.of(&Layout::apart(1, 1)), Ok((100.0, Role::Drafter)));
         let (two_drafters, _) = measured.of(&Layout::apart(1, 2)).unwrap();
