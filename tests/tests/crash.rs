@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::ids::Role;
 use common::manifest::newest_checkpoint;
-use common::queue::{ParticipantView, Phase};
+use common::queue::{ParticipantView, Phase, Track};
 use nix::sys::signal::Signal;
 use tests::Run;
 use tests::live::{Live, is_running};
@@ -164,6 +164,8 @@ fn kill_one_of_two(live: &Live, rank: u32, holds: impl Fn(&ParticipantView) -> b
     live.await_line(&format!("starting drafter {rank} again"), since);
     live.await_line(&format!("drafter {}, still alive, goes on with the others", 1 - rank), since);
     assert!(is_running(other.expect("it was awaited")), "drafter {} was to stay alive", 1 - rank);
+    let waited = |seen: ParticipantView| seen.profile[&Track::Main].contains_key(&Phase::WaitDrafters);
+    live.await_that("its wait for the dead one", || live.worker(Role::Drafter, 1 - rank).is_some_and(waited));
     noticed
 }
 
