@@ -114,8 +114,10 @@ impl Launcher {
         let Verdict { code, line, hint } = Verdict::of(fault);
         tracing::error!("{line}");
         let words = LastWords { code: code.number(), error: line, hint };
-        // Without the file the log has the words.
-        let _ = env::var_os(ERROR_FILE).map(|file| words.write(Path::new(&file)));
+        if let Some(file) = env::var_os(ERROR_FILE) {
+            // The log has the words too.
+            let _ = words.write(Path::new(&file));
+        }
         let _ = raise(Signal::SIGKILL);
     }
 

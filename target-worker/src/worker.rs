@@ -150,7 +150,10 @@ impl Worker {
             let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
             let rows = gather(&self.store, planned);
             producer.phase(Phase::Forward);
-            let mut filling = self.writer.fill(&lease, patience)?;
+            let mut filling = match self.writer.fill(&lease, patience) {
+                Err(_) if lease.is_lost() => continue,
+                filling => filling?,
+            };
             let mut write = |tap, hidden: &Tensor| filling.write_tap(tap, hidden);
             self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
             let written = filling.finish()?;

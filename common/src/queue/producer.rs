@@ -97,9 +97,15 @@ impl WriteLease {
         self.hold.slot
     }
 
-    /// Which making of the arena's part the slot lies in: whoever has an older one mapped waits for the new one.
+    /// Which making of the arena's part the slot lies in: whoever has an older one mapped waits for it, and where there is
+    /// a newer one, or none, the slot is lost.
     pub fn arena_version(&self) -> u32 {
-        self.place.shared.ring().slots[self.hold.slot.0 as usize].arena_version.load(Ordering::Relaxed) / 2
+        self.hold.arena_version
+    }
+
+    /// Whether the launcher took the slot back: its memory went with the target that had made it. Looks without the lock.
+    pub fn is_lost(&self) -> bool {
+        self.place.shared.ring().word(self.hold.slot) != self.hold.word
     }
 
     /// A checksum of the payload, to be published with it.

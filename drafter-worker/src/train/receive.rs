@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::footprint::RECEIVED;
 use common::ids::{BatchId, Step};
-use common::queue::{Consumer, LeaseError, Phase, Rows, RowsError};
+use common::queue::{Consumer, LeaseError, Phase, ReadLease, Rows, RowsError};
 use common::shutdown::Shutdown;
 use common::wait::{Patience, WaitError};
 use model::arena::{ArenaError, Buffer, Read, SlotReader};
@@ -197,17 +197,28 @@ impl Fetcher {
             let id = lease.batch_id();
             self.consumer.about(id.0);
             self.consumer.phase(Phase::Copy);
-            let rows = lease.rows().map_err(|error| ReceiveError::Rows(id, error))?;
-            let read = match self.reader.read(&lease, rows.token_ids.len(), buffer, &self.patience) {
-                Err(error) if error.is_shutdown() => return Err(ReceiveError::Wait(WaitError::Shutdown)),
+            let (rows, read) = match self.read(&lease, buffer) {
+                // The slot's memory was lost with its target: the batch is computed again.
+                Err(_) if lease.is_lost() => {
+                    buffer = self.reader.buffer()?;
+                    continue;
+                }
                 read => read?,
             };
             match lease.release() {
                 Ok(()) => return Ok(Some(Batch { id, rows, taps: read.taps.shallow_clone(), read })),
-                // The slot's memory was lost with its target while it was read: the batch is computed again.
+                // As above, while it was read.
                 Err(LeaseError::Lost(_)) => buffer = read.into_buffer(self.reader.gpu())?,
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    fn read(&self, lease: &ReadLease, buffer: Buffer) -> Result<(Rows, Read), ReceiveError> {
+        let rows = lease.rows().map_err(|error| ReceiveError::Rows(lease.batch_id(), error))?;
+        match self.reader.read(lease, rows.token_ids.len(), buffer, &self.patience) {
+            Err(error) if error.is_shutdown() => Err(ReceiveError::Wait(WaitError::Shutdown)),
+            read => Ok((rows, read?)),
         }
     }
 

@@ -112,8 +112,13 @@ impl Worker<'_> {
         thread::scope(|scope| {
             let publisher = scope.spawn(move || receiver.iter().try_for_each(|item| self.publish(item)));
             while let Some(lease) = producer.claim(&self.patience)? {
-                let rubbish = self.rubbish(&writer, &lease)?;
-                let written = self.payload(&writer, &lease)?;
+                let rubbish = self.rubbish(&writer, &lease);
+                let filled = rubbish.and_then(|rubbish| Ok((self.payload(&writer, &lease)?, rubbish)));
+                let (written, rubbish) = match filled {
+                    // The slot's memory went with the target that had made it.
+                    Err(_) if lease.is_lost() => continue,
+                    filled => filled?,
+                };
                 if sender.send((lease, written, rubbish)).is_err() {
                     break;
                 }
@@ -276,6 +281,7 @@ impl Worker<'_> {
             let rows = lease.rows()?;
             match reader.read(&lease, rows.num_tokens(), buffer, &self.patience) {
                 Ok(read) => buffer = read.into_buffer(reader.gpu())?,
+                Err(ArenaError::Gone(_)) => buffer = reader.buffer()?,
                 Err(error @ ArenaError::Checksum { .. }) => {
                     say(&format!("bad {} {error}", batch.0))?;
                     buffer = reader.buffer()?;
@@ -283,11 +289,13 @@ impl Worker<'_> {
                 Err(error) => return Err(error.into()),
             }
             match lease.release() {
-                Ok(()) => consumer.trained(&[batch], Step(1))?,
+                Ok(()) => {
+                    consumer.trained(&[batch], Step(1))?;
+                    say(&format!("got {}", batch.0))?;
+                }
                 Err(LeaseError::Lost(_)) => say(&format!("lost {}", batch.0))?,
                 Err(error) => return Err(error.into()),
             }
-            say(&format!("got {}", batch.0))?;
         }
         Ok(())
     }

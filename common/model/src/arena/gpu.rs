@@ -3,8 +3,9 @@
 //! A part that goes with its target (`cuipc`) stays on its GPU while anybody has it mapped. So a thread listens to the
 //! launcher, and lets go of it and maps its successor whatever the worker is doing.
 
+use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -36,7 +37,15 @@ pub struct GpuArena {
 struct MappedParts {
     gpu: Gpu,
     layout: GpuLayout,
-    mapped: Mutex<Vec<Option<Arc<MappedPart>>>>,
+    held: Mutex<Vec<Held>>,
+}
+
+/// What this process has of one part.
+#[derive(Clone, Default)]
+struct Held {
+    mapped: Option<Arc<MappedPart>>,
+    /// Makings before this one are gone.
+    since: u32,
 }
 
 /// One part as this process has it mapped.
@@ -70,8 +79,8 @@ impl GpuArena {
         link: Box<dyn Link>,
         patience: &Patience,
     ) -> Result<GpuArena, ArenaError> {
-        let mapped = Mutex::new((0..layout.parts.count()).map(|_| None).collect());
-        let parts = Arc::new(MappedParts { gpu, layout, mapped });
+        let held = Mutex::new(vec![Held::default(); layout.parts.count() as usize]);
+        let parts = Arc::new(MappedParts { gpu, layout, held });
         let mut inbox = Inbox::new(link);
         inbox.send(ArenaRequest::Want, None)?;
         let missing = |part: &u32| !layout.parts.slots_of(*part).is_empty() && parts.get(*part).is_none();
@@ -80,7 +89,7 @@ impl GpuArena {
             match inbox.await_next(patience, &what)? {
                 (ArenaReply::Make { part, version }, _) => parts.make((part, version), &inbox, patience)?,
                 (ArenaReply::Map(part), fd) => parts.map(&part, fd)?,
-                (ArenaReply::Gone { part, .. }, _) => parts.put(part, None),
+                (ArenaReply::Gone { part, version }, _) => parts.lose(part, version),
             }
         }
         let (stop, shared) = (Shutdown::never(), Arc::clone(&parts));
@@ -105,13 +114,14 @@ impl GpuArena {
         self.parts.get(part)
     }
 
-    /// Where a slot lies, once this process has that version of its part mapped.
+    /// Where a slot lies, once this process has that version of its part mapped; [`ArenaError::Gone`] if nobody has it any
+    /// more.
     pub(super) fn place(&self, slot: SlotIndex, version: u32, patience: &Patience) -> Result<SlotPlace, ArenaError> {
         let (number, index) = self.layout().parts.place(slot);
         let what = || format!("part {number} of the arena, which target {number} makes anew");
-        let part = patience.poll(what, PAUSE, || self.part(number).filter(|part| part.version >= version));
+        let found = patience.poll(what, PAUSE, || self.parts.find(number, version));
         let offset = index as usize * self.layout().shape.bytes();
-        Ok(SlotPlace { part: part.map_err(LinkError::from)?, offset })
+        Ok(SlotPlace { part: found.map_err(LinkError::from)??, offset })
     }
 }
 
@@ -124,13 +134,32 @@ impl Drop for GpuArena {
 
 impl MappedParts {
     fn get(&self, part: u32) -> Option<Arc<MappedPart>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)[part as usize].clone()
+        self.lock()[part as usize].mapped.clone()
     }
 
-    /// The one before is unmapped once nobody copies to or from it any more.
-    fn put(&self, part: u32, mapped: Option<MappedPart>) {
-        let place = &mut self.mapped.lock().unwrap_or_else(PoisonError::into_inner)[part as usize];
-        let before = std::mem::replace(place, mapped.map(Arc::new));
+    /// That making of a part and no other: what a newer one holds is somebody else's. None while it is still to come.
+    fn find(&self, part: u32, version: u32) -> Option<Result<Arc<MappedPart>, ArenaError>> {
+        let Held { mapped, since } = self.lock()[part as usize].clone();
+        let mapped = mapped.filter(|mapped| mapped.version == version);
+        mapped.map(Ok).or_else(|| (version < since).then_some(Err(ArenaError::Gone(part))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, part: u32, mapped: MappedPart) {
+        self.replace(part, Held { since: mapped.version, mapped: Some(Arc::new(mapped)) });
+    }
+
+    fn lose(&self, part: u32, version: u32) {
+        self.replace(part, Held { since: version + 1, mapped: None });
+    }
+
+    /// What was mapped before is unmapped once nobody copies to or from it any more.
+    fn replace(&self, part: u32, held: Held) {
+        let before = mem::replace(&mut self.lock()[part as usize], held);
+        // With the lock free again: nobody waits for the driver.
         drop(before);
     }
 
@@ -139,7 +168,7 @@ impl MappedParts {
         while !stop.is_set() {
             match inbox.next(LOOK) {
                 Ok(Some((ArenaReply::Gone { part, version }, _))) => {
-                    self.put(part, None);
+                    self.lose(part, version);
                     tracing::info!("arena: part {part} is gone with target {part}, and let go of (version {version})");
                 }
                 Ok(Some((ArenaReply::Map(part), fd))) => match self.map(&part, fd) {
@@ -168,7 +197,7 @@ impl MappedParts {
             }
         };
         let bytes = mapping.len() as u64;
-        self.put(part, Some(MappedPart { mapping, gpu: self.gpu.id(), version }));
+        self.put(part, MappedPart { mapping, gpu: self.gpu.id(), version });
         let made = Part { part, version, bytes, gpu: self.gpu.id().0, memory };
         Ok(inbox.send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
     }
@@ -211,7 +240,7 @@ impl MappedParts {
             true => Refusal::Hidden { own: self.gpu.id(), other: gpu }.into(),
             false => error,
         })?;
-        self.put(part.part, Some(MappedPart { mapping, gpu, version: part.version }));
+        self.put(part.part, MappedPart { mapping, gpu, version: part.version });
         Ok(())
     }
 }

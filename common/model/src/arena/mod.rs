@@ -106,6 +106,9 @@ pub enum ArenaError {
     /// The launcher does not hand out the parts.
     #[error("getting the arena's parts: {0}")]
     Link(#[from] LinkError),
+    /// The slot's memory went with its target; so did the lease.
+    #[error("part {0} of the arena is gone with the target that made it")]
+    Gone(u32),
     /// A tap that does not go into its columns.
     #[error("tap {tap} is {found}, slots hold {expected}")]
     Shape {

@@ -53,6 +53,8 @@ pub(crate) struct Hold {
     pub(crate) slot: SlotIndex,
     pub(crate) word: Word,
     pub(crate) batch: BatchId,
+    /// Which making of the arena's memory the slot had.
+    pub(crate) arena_version: u32,
 }
 
 /// The outcome of asking for a slot.
@@ -151,6 +153,12 @@ impl<'a> Ring<'a> {
     /// The part of the arena that a slot lies in: one for each target, whose holder codes start with 1.
     fn part_of(&self, slot: SlotIndex) -> u32 {
         policy::part_of(slot.0, self.slots.len() as u32, self.rules.targets)
+    }
+
+    /// What a slot is, in the hands that `word` names.
+    fn hold(&self, slot: SlotIndex, word: Word, batch: BatchId) -> Hold {
+        let arena_version = self.slots[slot.0 as usize].arena_version.load(Ordering::Relaxed) / 2;
+        Hold { slot, word, batch, arena_version }
     }
 
     /// Whether the arena has memory for the slot: not while the part that it lies in is lost.

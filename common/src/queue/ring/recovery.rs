@@ -7,7 +7,7 @@ use super::ledger::BatchState;
 use super::lock::{Holder, Peers};
 use super::statistics::{About, Deed};
 use super::word::{SlotState, Word};
-use super::{Hold, Locked, add};
+use super::{Locked, add};
 use crate::ids::{BatchId, SlotIndex, Step};
 use crate::sync::Ordering;
 
@@ -37,7 +37,7 @@ impl<P: Peers> Locked<'_, P> {
                 ledger.set(batch, carried_state(word));
                 carried.push(batch);
             } else if word.state == SlotState::Ready {
-                self.free_undelivered(Hold { slot, word, batch }, self.peers.now());
+                self.free_undelivered(self.ring.hold(slot, word, batch), self.peers.now());
             }
         }
         carried.sort_unstable();
@@ -66,7 +66,7 @@ impl<P: Peers> Locked<'_, P> {
         let (ring, ledger) = (&self.ring, self.ring.ledger);
         let mut reclaimed = Reclaimed::default();
         for slot in (0..ring.slots.len() as u32).map(SlotIndex) {
-            let hold = Hold { slot, word: ring.word(slot), batch: ring.batch(slot) };
+            let hold = ring.hold(slot, ring.word(slot), ring.batch(slot));
             let of_the_dead = Holder::code_of(hold.word.owner) == code;
             if of_the_dead && hold.word.state == SlotState::Writing {
                 reclaimed.unfinished += u64::from(self.abort(hold, now).is_ok());
@@ -93,7 +93,7 @@ impl<P: Peers> Locked<'_, P> {
         for slot in slots.map(SlotIndex) {
             let version = &ring.slots[slot.0 as usize].arena_version;
             version.store(version.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
-            let hold = Hold { slot, word: ring.word(slot), batch: ring.batch(slot) };
+            let hold = ring.hold(slot, ring.word(slot), ring.batch(slot));
             match hold.word.state {
                 SlotState::Free => continue,
                 SlotState::Writing => {}
@@ -137,7 +137,7 @@ impl<P: Peers> Locked<'_, P> {
         }
         for slot in ring.in_state(SlotState::Ready) {
             if self.is_trained(ring.batch(slot)) {
-                self.free_undelivered(Hold { slot, word: ring.word(slot), batch: ring.batch(slot) }, now);
+                self.free_undelivered(ring.hold(slot, ring.word(slot), ring.batch(slot)), now);
             }
         }
         ring.note(Deed::Rewind, self.me.code, About::default(), now);

@@ -43,7 +43,8 @@ impl<'a, P: Peers> Locked<'a, P> {
         let shared = &self.ring.slots[slot.0 as usize];
         shared.batch.store(batch.0, Ordering::Relaxed);
         shared.waited_ns.store(waited, Ordering::Relaxed);
-        let hold = Hold { slot, word: self.ring.word(slot).owned(SlotState::Writing, self.me.owner()), batch };
+        let word = self.ring.word(slot).owned(SlotState::Writing, self.me.owner());
+        let hold = self.ring.hold(slot, word, batch);
         self.commit(slot, hold.word, now);
         ledger.set(batch, BatchState::Claimed(self.me.code));
         self.note(Deed::Claim, hold, now);
@@ -138,7 +139,7 @@ impl<'a, P: Peers> Locked<'a, P> {
     fn take(&self, slot: SlotIndex, now: u64) -> Hold {
         let (ring, shared) = (&self.ring, &self.ring.slots[slot.0 as usize]);
         let word = ring.word(slot).owned(SlotState::Reading, self.me.owner());
-        let hold = Hold { slot, word, batch: ring.batch(slot) };
+        let hold = ring.hold(slot, word, ring.batch(slot));
         let age = now.saturating_sub(shared.since_ns.load(Ordering::Relaxed));
         self.commit(slot, word, now);
         ring.ledger.set(hold.batch, BatchState::Held(self.me.code));
@@ -237,7 +238,7 @@ impl<'a, P: Peers> Locked<'a, P> {
             return None;
         }
         let slot = self.ring.in_state(SlotState::Ready).max_by_key(|slot| self.ring.batch(*slot))?;
-        let evicted = Hold { slot, word: self.ring.word(slot), batch: self.ring.batch(slot) };
+        let evicted = self.ring.hold(slot, self.ring.word(slot), self.ring.batch(slot));
         if evicted.batch < batch {
             return None;
         }
