@@ -63,7 +63,7 @@ fn wrong_segments_are_named_for_what_they_are() {
     let half_made = Forged::new(|file| file.write_all_at(&1u32.to_le_bytes(), 12).unwrap());
     assert!(matches!(half_made.error(), HeaderError::NotReady { .. }));
     let other_layout = Forged::new(|file| file.write_all_at(b"?", 16).unwrap());
-    assert!(matches!(other_layout.error(), HeaderError::OtherBuild { found: 1, .. }));
+    assert!(matches!(other_layout.error(), HeaderError::OtherBuild { found: 2, .. }));
     let other_boot = Forged::new(|file| file.write_all_at(b"????", 32).unwrap());
     assert!(matches!(other_boot.error(), HeaderError::OtherBoot { .. }));
     let other_run = Forged::new(|file| file.write_all_at(b"another", 48).unwrap());
