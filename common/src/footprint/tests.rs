@@ -131,7 +131,9 @@ fn a_small_pair_takes_what_was_said() {
         (64, 42),
     ]);
     let (target, draft) = smollm2_135m();
-    holds(run(target, draft, heaviest, [32, 4096, 512]), 1.94, 5.52);
+    holds(run(target.clone(), draft.clone(), heaviest, [32, 4096, 512]), 1.94, 5.52);
+    // 49 rows of up to 320 tokens, here all of one length.
+    holds(run(target, draft, rows(&[(209, 131); 49]), [16, 10_240, 64]), 2.41, 5.89);
 }
 
 #[test]
