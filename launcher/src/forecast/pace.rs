@@ -11,16 +11,16 @@ use super::work::{self, Averages, Work};
 use crate::machine::{GpuModel, Gpus};
 use crate::plan::Plan;
 
-/// Shares of the data sheet's products and bandwidth that the workers reach, and the least time of a batch, in which the
-/// host starts its operations one by one. From docs/benchmarks.md (one H200, 2026-11-29): Qwen3-8B's size gives the first,
-/// SmolLM2-135M's the last.
+/// Shares of the data sheet's products and bandwidth that the workers reach, and the least time that a batch takes for each
+/// layer, in which the host starts its operations one by one. From docs/benchmarks.md (H200, 2026-11-29 and 30): Qwen3-8B's
+/// size gives the first, SmolLM2-135M's the last.
 struct Reached {
     products: f64,
-    least_s: f64,
+    layer_s: f64,
 }
 
-const TARGET: Reached = Reached { products: 0.71, least_s: 0.0035 };
-const DRAFTER: Reached = Reached { products: 0.57, least_s: 0.030 };
+const TARGET: Reached = Reached { products: 0.71, layer_s: 0.000_12 };
+const DRAFTER: Reached = Reached { products: 0.57, layer_s: 0.005 };
 const BANDWIDTH: f64 = 0.87;
 
 /// From this ratio of targets' speed to drafters' on, another split is worth a word.
@@ -40,8 +40,12 @@ impl Speeds {
     /// On GPUs of one model.
     pub(crate) fn on(model: &GpuModel, plan: &Plan) -> Speeds {
         let rows = Averages::of(plan);
-        let of = |role, reached| speed(model, work::of(role, plan, &rows), reached, rows.batch);
-        Speeds { target: of(Role::Target, TARGET), drafter: of(Role::Drafter, DRAFTER) }
+        let draft = &plan.run.draft;
+        let depth = draft.target_layer_ids.last().map_or(0, |last| last + 1);
+        let of = |role, reached: Reached, layers: usize| {
+            speed(model, work::of(role, plan, &rows), &reached, reached.layer_s * layers as f64 / rows.batch)
+        };
+        Speeds { target: of(Role::Target, TARGET, depth), drafter: of(Role::Drafter, DRAFTER, draft.num_hidden_layers) }
     }
 
     /// Drafters that one target keeps busy.
@@ -61,10 +65,11 @@ impl Speeds {
     }
 }
 
-fn speed(model: &GpuModel, work: Work, reached: Reached, batch: f64) -> f64 {
+/// Tokens a second, if a token takes `least` seconds at least.
+fn speed(model: &GpuModel, work: Work, reached: &Reached, least: f64) -> f64 {
     let products = work.flops / (model.tflops * 1e12 * reached.products);
     let traffic = work.bytes / (model.gb_per_s * 1e9 * BANDWIDTH);
-    1.0 / (products + traffic).max(reached.least_s / batch)
+    1.0 / (products + traffic).max(least)
 }
 
 /// Targets and drafters on each device.
@@ -206,17 +211,17 @@ mod tests {
     fn the_measured_speeds_of_the_large_size_come_out() {
         let h200 = GpuModel::named("h200").unwrap();
         let [target, drafter] = qwen3_8b();
-        let speeds = [speed(h200, target, TARGET, 12_288.0), speed(h200, drafter, DRAFTER, 12_288.0)];
+        let speeds = [speed(h200, target, &TARGET, 0.0), speed(h200, drafter, &DRAFTER, 0.0)];
         for (found, measured) in speeds.into_iter().zip([44_500.0, 21_700.0]) {
             assert!((found / measured - 1.0_f64).abs() < 0.05, "{found} {measured}");
         }
     }
 
     #[test]
-    fn a_small_batch_takes_the_time_that_the_host_needs_to_start_it() {
+    fn a_small_token_takes_the_time_that_the_host_needs_to_start_it() {
         let h200 = GpuModel::named("h200").unwrap();
         let nothing = Work { flops: 1.0, bytes: 1.0 };
-        assert!((speed(h200, nothing, DRAFTER, 300.0) - 10_000.0).abs() < 1.0);
+        assert!((speed(h200, nothing, &DRAFTER, 1e-4) - 10_000.0).abs() < 1.0);
     }
 
     #[test]
