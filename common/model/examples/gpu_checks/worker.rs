@@ -219,10 +219,12 @@ impl Worker<'_> {
         let writer = SlotWriter::new(self.arena()?, false)?;
         let lease = producer.claim(&self.patience)?.ok_or("nothing to claim")?;
         let endless = Tensor::ones([32_768, 32_768], (Kind::BFloat16, self.device));
+        // The watchdog may speak before all of it is launched: the GPU's queue has an end.
+        producer.phase(Phase::Forward);
+        say("hangs")?;
         (0..600).for_each(|_| drop(endless.matmul(&endless)));
         let written = self.payload(&writer, &lease)?;
         producer.phase(Phase::Device);
-        say("hangs")?;
         written.wait()?;
         Ok(())
     }
