@@ -54,6 +54,21 @@ fn spec_name(queue: &Queue) -> String {
 }
 
 #[test]
+fn leases_of_a_slot_whose_memory_went_say_so_and_keep_the_making_they_were_for() {
+    let queue = Queue::create(&spec(4)).unwrap();
+    let (producer, consumer) = (producer(&queue, 0), consumer(&queue, 0));
+    publish(claim(&producer), 0);
+    let (reading, writing) = (pop(&consumer), claim(&producer));
+    assert!(!reading.is_lost() && !writing.is_lost());
+    assert_eq!(queue.forfeit_slots(0..4).unwrap(), 1, "the one being read");
+    queue.restore_slots(0..4, 1).unwrap();
+    let anew = claim(&producer);
+    assert_eq!((reading.arena_version(), writing.arena_version(), anew.arena_version()), (0, 0, 1));
+    assert!(reading.is_lost() && writing.is_lost() && !anew.is_lost());
+    assert!(matches!(reading.release(), Err(LeaseError::Lost(_))));
+}
+
+#[test]
 fn the_gate_is_closed_below_min_ready_and_says_why() {
     let queue = Queue::create(&QueueSpec { min_ready: 2, ..spec(3) }).unwrap();
     let (producer, consumer) = (producer(&queue, 0), consumer(&queue, 0));

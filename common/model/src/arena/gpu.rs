@@ -37,22 +37,36 @@ pub struct GpuArena {
 struct MappedParts {
     gpu: Gpu,
     layout: GpuLayout,
-    held: Mutex<Vec<Held>>,
+    held: Mutex<Vec<Held<Arc<MappedPart>>>>,
 }
 
 /// What this process has of one part.
-#[derive(Clone, Default)]
-struct Held {
-    mapped: Option<Arc<MappedPart>>,
-    /// Makings before this one are gone.
-    since: u32,
+#[derive(Clone)]
+struct Held<T> {
+    mapped: Option<T>,
+    /// Which making that is. Those before are gone.
+    version: u32,
 }
+
+impl<T: Clone> Held<T> {
+    const NOTHING: Held<T> = Held { mapped: None, version: 0 };
+
+    /// That making and no other: what a newer one holds is somebody else's. None while it is still to come; an error where
+    /// it is gone.
+    fn find(&self, version: u32) -> Option<Result<T, Gone>> {
+        let mapped = self.mapped.clone().filter(|_| self.version == version);
+        mapped.map(Ok).or_else(|| (version < self.version).then_some(Err(Gone)))
+    }
+}
+
+/// It will not come again.
+#[derive(Debug, PartialEq, Eq)]
+struct Gone;
 
 /// One part as this process has it mapped.
 pub(super) struct MappedPart {
     pub(super) mapping: Mapping,
     pub(super) gpu: GpuId,
-    version: u32,
 }
 
 /// Where a slot's payload starts; keeps its part mapped.
@@ -79,7 +93,7 @@ impl GpuArena {
         link: Box<dyn Link>,
         patience: &Patience,
     ) -> Result<GpuArena, ArenaError> {
-        let held = Mutex::new(vec![Held::default(); layout.parts.count() as usize]);
+        let held = Mutex::new(vec![Held::NOTHING; layout.parts.count() as usize]);
         let parts = Arc::new(MappedParts { gpu, layout, held });
         let mut inbox = Inbox::new(link);
         inbox.send(ArenaRequest::Want, None)?;
@@ -119,9 +133,9 @@ impl GpuArena {
     pub(super) fn place(&self, slot: SlotIndex, version: u32, patience: &Patience) -> Result<SlotPlace, ArenaError> {
         let (number, index) = self.layout().parts.place(slot);
         let what = || format!("part {number} of the arena, which target {number} makes anew");
-        let found = patience.poll(what, PAUSE, || self.parts.find(number, version));
-        let offset = index as usize * self.layout().shape.bytes();
-        Ok(SlotPlace { part: found.map_err(LinkError::from)??, offset })
+        let found = patience.poll(what, PAUSE, || self.parts.lock()[number as usize].find(version));
+        let part = found.map_err(LinkError::from)?.map_err(|Gone| ArenaError::Gone(number))?;
+        Ok(SlotPlace { part, offset: index as usize * self.layout().shape.bytes() })
     }
 }
 
@@ -137,27 +151,20 @@ impl MappedParts {
         self.lock()[part as usize].mapped.clone()
     }
 
-    /// That making of a part and no other: what a newer one holds is somebody else's. None while it is still to come.
-    fn find(&self, part: u32, version: u32) -> Option<Result<Arc<MappedPart>, ArenaError>> {
-        let Held { mapped, since } = self.lock()[part as usize].clone();
-        let mapped = mapped.filter(|mapped| mapped.version == version);
-        mapped.map(Ok).or_else(|| (version < since).then_some(Err(ArenaError::Gone(part))))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Held<Arc<MappedPart>>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, part: u32, mapped: MappedPart) {
-        self.replace(part, Held { since: mapped.version, mapped: Some(Arc::new(mapped)) });
+    fn put(&self, part: u32, version: u32, mapped: MappedPart) {
+        self.replace(part, Held { mapped: Some(Arc::new(mapped)), version });
     }
 
     fn lose(&self, part: u32, version: u32) {
-        self.replace(part, Held { since: version + 1, mapped: None });
+        self.replace(part, Held { mapped: None, version: version + 1 });
     }
 
     /// What was mapped before is unmapped once nobody copies to or from it any more.
-    fn replace(&self, part: u32, held: Held) {
+    fn replace(&self, part: u32, held: Held<Arc<MappedPart>>) {
         let before = mem::replace(&mut self.lock()[part as usize], held);
         // With the lock free again: nobody waits for the driver.
         drop(before);
@@ -197,7 +204,7 @@ impl MappedParts {
             }
         };
         let bytes = mapping.len() as u64;
-        self.put(part, MappedPart { mapping, gpu: self.gpu.id(), version });
+        self.put(part, version, MappedPart { mapping, gpu: self.gpu.id() });
         let made = Part { part, version, bytes, gpu: self.gpu.id().0, memory };
         Ok(inbox.send(ArenaRequest::Made(made), fd.as_ref().map(AsFd::as_fd))?)
     }
@@ -240,7 +247,21 @@ impl MappedParts {
             true => Refusal::Hidden { own: self.gpu.id(), other: gpu }.into(),
             false => error,
         })?;
-        self.put(part.part, MappedPart { mapping, gpu, version: part.version });
+        self.put(part.part, part.version, MappedPart { mapping, gpu });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_making_is_waited_for_found_or_gone_and_never_taken_for_another() {
+        let found = |mapped, version| [0, 1, 2].map(|wanted| Held { mapped, version }.find(wanted));
+        assert_eq!(Held::<u8>::NOTHING.find(0), None);
+        assert_eq!(found(Some('a'), 0), [Some(Ok('a')), None, None]);
+        assert_eq!(found(None, 1), [Some(Err(Gone)), None, None], "lost, and not yet made anew");
+        assert_eq!(found(Some('b'), 1), [Some(Err(Gone)), Some(Ok('b')), None]);
     }
 }
