@@ -107,16 +107,17 @@ impl Worker {
         let writer = SlotWriter::new(arena, config.run.verify_payload).map_err(ArenaError::blamed)?;
         let worker = Worker { backbone, taps, store, batches, writer };
         if device.is_cuda() {
-            worker.rehearse(&config.data);
+            worker.rehearse(&config.data, plan.target.vocab_size as u32);
         }
         tracing::info!(?device, "ready, {} batches planned", plan.total_batches);
         Ok(worker)
     }
 
     /// Captures full batches of made-up rows, as many as are ever in flight, and throws them away: memory that does not
-    /// suffice is known before the first slot is taken, and what is taken never grows afterwards.
-    fn rehearse(&self, data: &DataSection) {
-        let token_ids = vec![0; data.batch_tokens as usize];
+    /// suffice is known before the first slot is taken, and what is taken never grows afterwards. Kernels for the target's
+    /// products are tried out on these batches, so their tokens are as different as those of real ones.
+    fn rehearse(&self, data: &DataSection, vocab_size: u32) {
+        let token_ids: Vec<u32> = (0..data.batch_tokens).map(|place| place % vocab_size).collect();
         let mut offsets: Vec<u32> = (0..data.batch_tokens).step_by(data.max_length as usize).collect();
         offsets.push(data.batch_tokens);
         let mut kept = Vec::new();

@@ -14,7 +14,8 @@ use model::cuda::Gpu;
 use model::cuda::cudnn::Cudnn;
 use model::cuda::flash::{Flash, Spans};
 use model::cuda::fused::{Fused, LayerShape, Turn};
-use model::nn::{Rotary, linear};
+use model::cuda::products::Products;
+use model::nn::Rotary;
 use model::runtime;
 use model::target::Backbone;
 use tch::{Cuda, Device, Kind, Tensor};
@@ -205,10 +206,13 @@ fn parts(size: &Size, device: Device) -> Result<(), Failure> {
         ("product down", hidden, inner),
     ] {
         let (input, matrix) = (random(&[tokens, columns]), random(&[rows, columns]));
-        let mut residual = random(&[tokens, hidden]);
-        match rows == hidden {
-            true => report(what, &mut || drop(residual.addmm_(&input, &matrix.tr()))),
-            false => report(what, &mut || drop(linear(&input, &matrix))),
+        if rows == hidden {
+            let mut residual = random(&[tokens, hidden]);
+            report(what, &mut || drop(residual.addmm_(&input, &matrix.tr())));
+        } else {
+            let (chosen, libtorchs) = (Products::on_gpu(0), Products::default());
+            report(what, &mut || drop(chosen.linear(&input, &matrix, None)));
+            report(&format!("{what}, libtorch's"), &mut || drop(libtorchs.linear(&input, &matrix, None)));
         }
     }
     let fused = Fused::load(LayerShape::of(config), 0)?;

@@ -1,5 +1,5 @@
-//! The target on a GPU in bfloat16: fused kernels and the flash kernel against plain operations, packed rows against rows
-//! alone, decoding against one pass. Random weights; skipped, with a message, where there is no GPU.
+//! The target on a GPU in bfloat16: fused kernels, chosen products and the flash kernel against plain operations, packed rows
+//! against rows alone, decoding against one pass. Random weights; skipped, with a message, where there is no GPU.
 
 #![expect(clippy::print_stderr, reason = "figures and the skipped test's reason are for whoever runs the tests")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
@@ -11,6 +11,7 @@ use common::ids::Rank;
 use common::model_config::{Architecture, Rope, RopeScaling, TargetConfig};
 use model::cuda::flash::{Flash, Spans};
 use model::cuda::fused::{Fused, LayerShape, Turn};
+use model::cuda::products::Products;
 use model::nn::{Rotary, rms_norm, rotate, swiglu};
 use model::runtime;
 use model::target::{Backbone, Target};
@@ -130,6 +131,30 @@ fn fused_heads_are_normed_and_turned_as_by_the_plain_operations() {
         let (share, worst) = (differing(&qkv, &plain), error(&qkv, &plain));
         eprintln!("heads, norms {head_norms}: {share:.1e} of elements differ, by {worst:.1e} at most");
         assert!(share < if head_norms { 1e-2 } else { 1e-12 } && worst < 0.01, "{share} {worst}");
+    }
+}
+
+/// Tokens of a small product, which libtorch computes, and of large ones: those that kernels are tried on, hardly fewer, and far
+/// fewer.
+const PRODUCTS: [i64; 4] = [100, 8192, 8191, 5000];
+
+#[test]
+fn chosen_products_equal_libtorchs() {
+    let Some(device) = gpu() else { return };
+    let products = Products::on_gpu(0);
+    for [out, depth] in [[4096, 4096], [6144, 3072]] {
+        let (weight, bias) = (random(&[out, depth], device), random(&[out], device));
+        for tokens in PRODUCTS {
+            let input = random(&[tokens, depth], device);
+            for (what, bias) in [("no bias", None), ("bias", Some(&bias))] {
+                let (found, expected) = (products.linear(&input, &weight, bias), input.linear(&weight, bias));
+                let (share, worst) = (differing(&found, &expected), error(&found, &expected));
+                eprintln!(
+                    "[{tokens}, {depth}] to {out}, {what}: {share:.1e} of elements differ, by {worst:.1e} at most"
+                );
+                assert!(worst < 0.005, "{worst}");
+            }
+        }
     }
 }
 

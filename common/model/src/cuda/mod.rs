@@ -10,6 +10,7 @@ pub mod flash;
 pub mod fused;
 mod marks;
 pub(crate) mod memory;
+pub mod products;
 mod refusal;
 pub(crate) mod step;
 pub(crate) mod symbol;

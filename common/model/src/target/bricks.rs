@@ -1,15 +1,17 @@
-//! What a layer does between its products: plain operations anywhere, fused kernels for bfloat16 on a GPU.
+//! What a layer is made of: plain operations anywhere, fused kernels and chosen products for bfloat16 on a GPU.
 
 use common::model_config::TargetConfig;
 use tch::{Device, Kind, Tensor};
 
 use crate::cuda::fused::{Fused, LayerShape, Turn};
+use crate::cuda::products::Products;
 use crate::nn::{RopeTables, linear, rms_norm, rotate, swiglu};
 
 pub(super) struct Bricks {
     eps: f64,
     heads: [i64; 3], // nh, nkv, nkv
     fused: Option<Fused>,
+    products: Products,
 }
 
 /// Queries [T, nh, hd], keys and values [T, nkv, hd].
@@ -29,7 +31,7 @@ pub(super) struct Residual {
 impl Bricks {
     pub(super) fn plain(config: &TargetConfig) -> Bricks {
         let (queries, keys) = (config.num_attention_heads as i64, config.num_key_value_heads as i64);
-        Bricks { eps: config.rms_norm_eps, heads: [queries, keys, keys], fused: None }
+        Bricks { eps: config.rms_norm_eps, heads: [queries, keys, keys], fused: None, products: Products::default() }
     }
 
     /// The fastest for tensors of `kind` on `device`.
@@ -37,7 +39,10 @@ impl Bricks {
         let mut bricks = Bricks::plain(config);
         if let (Kind::BFloat16, Device::Cuda(ordinal)) = (kind, device) {
             match Fused::load(LayerShape::of(config), ordinal) {
-                Ok(fused) => bricks.fused = Some(fused),
+                Ok(fused) => {
+                    bricks.fused = Some(fused);
+                    bricks.products = Products::on_gpu(ordinal);
+                }
                 Err(error) => tracing::warn!("no fused kernels, plain operations run instead: {error}"),
             }
         }
@@ -50,6 +55,11 @@ impl Bricks {
             Some(fused) => fused.rms_norm(x, weight),
             None => rms_norm(x, weight, self.eps),
         }
+    }
+
+    /// `input W^T + bias`: input [T, in], weight [out, in], bias `[out]`, to [T, out].
+    pub(super) fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        self.products.linear(input, weight, bias)
     }
 
     /// The residual stream and `input W^T` on top of it: input [T, in], weight [H, in]. Fused, the product adds it up before

@@ -6,7 +6,7 @@ use common::model_config::{Architecture, TargetConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::bricks::{Bricks, Heads, Residual};
-use crate::nn::{RopeTables, linear};
+use crate::nn::RopeTables;
 
 pub(super) struct DecoderLayer {
     /// Rows of q, k and v in `qkv`.
@@ -91,12 +91,12 @@ impl DecoderLayer {
         attend: impl FnOnce(Heads) -> Tensor,
     ) -> Residual {
         let normed = bricks.norm(&residual.x, &self.input_norm);
-        let qkv = normed.linear(&self.qkv, self.qkv_bias.as_ref());
+        let qkv = bricks.linear(&normed, &self.qkv, self.qkv_bias.as_ref());
         let norms = self.norms.as_ref().map(|[query, key]| [query, key]);
         let heads = bricks.heads(&qkv.view([qkv.size()[0], -1, self.head_dim]), norms, tables);
         let residual = bricks.add_product(residual, &attend(heads).flatten(1, 2), &self.output);
         let normed = bricks.norm(&residual.x, &self.post_attention_norm);
-        let inner = bricks.swiglu(&linear(&normed, &self.gate_up));
+        let inner = bricks.swiglu(&bricks.linear(&normed, &self.gate_up, None));
         bricks.add_product(residual, &inner, &self.down)
     }
 }
