@@ -43,7 +43,7 @@ bench: libtorch smollm2 ## timings of queue and data preparation beside what the
 	@scripts/bench-queue.sh
 	@scripts/bench-prepare.sh $(GSM8K)
 
-gpu: libtorch smollm2 ## target/gpu.tar.gz: what scripts/gpu.sh needs to check and measure on a machine with GPUs
+gpu: libtorch smollm2 ## target/gpu.tar.gz: what scripts/gpu.sh needs to check and measure on a machine with GPUs (GSM8K=FILE: its rows)
 	@scripts/gpu-bundle.sh $(GSM8K)
 
 clean: ## remove build products and runs, keep the fetched libtorch
