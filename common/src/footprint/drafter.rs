@@ -105,10 +105,12 @@ impl Step<'_> {
         2 * rows * self.size + chunk.max(joined)
     }
 
-    /// Where all that was kept is still there: the gradients of the output, of the stream, of silu(gate) and of up. Or its
-    /// end, when every weight's gradient is there in the compute type.
+    /// At its start, where all that was kept is still there: the gradients of the output, of the stream, of silu(gate), of up
+    /// and of one matrix. Or at its end, where in its place every weight's gradient is there in the compute type.
     fn backward(&self) -> u64 {
-        let start = self.extent.slots * (3 * self.hidden() + 2 * self.inner()) * self.size;
-        start + 2 * self.hidden() * self.inner() * self.size
+        let (hidden, inner) = (self.hidden(), self.inner());
+        let start = (self.extent.slots * (3 * hidden + 2 * inner) + 2 * hidden * inner) * self.size;
+        let end = (self.draft.parameter_count() * self.size).saturating_sub(self.kept());
+        start.max(end)
     }
 }
