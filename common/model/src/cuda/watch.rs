@@ -1,4 +1,4 @@
-//! Watches what this process's GPU does, for the queue's tracks: a thread that looks some 250 times a second how far the GPU
+//! Watches what this process's GPU does, for the queue's tracks: a thread that looks some 100 times a second how far the GPU
 //! has come, and whether it has anything to do. It never waits for the GPU, nor does anybody wait for it.
 
 use std::collections::VecDeque;
@@ -16,8 +16,8 @@ use super::marks::{Marks, passed};
 use super::{CudaError, Doing, Gpu};
 
 /// Between two looks at least, and by how much more at most: looks must not fall into step with what they look at.
-const PAUSE: Duration = Duration::from_millis(3);
-const VARIES: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(7);
+const VARIES: Duration = Duration::from_millis(6);
 /// The golden ratio's part: multiples of it leave no place between 0 and 1 out.
 const TURN: f64 = 0.618_033_988_75;
 /// How long the GPU's clock is taken to run with the host's: clocks that are 50 parts in a million apart differ by as many

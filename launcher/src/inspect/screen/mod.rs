@@ -118,7 +118,8 @@ fn block(title: &str) -> Block<'_> {
 /// Rows that lines take when they are wrapped. Words are not split, so a line may take one row more than its letters.
 fn rows_of(lines: &[Line<'_>], width: u16) -> u16 {
     let width = usize::from(width.max(1));
-    let rows = lines.iter().map(|line| line.width() / width + 1 + usize::from(line.width() > width)).sum::<usize>();
+    let rows_of = |line: &Line<'_>| line.width().div_ceil(width).max(1) + usize::from(line.width() > width);
+    let rows = lines.iter().map(rows_of).sum::<usize>();
     u16::try_from(rows).unwrap_or(u16::MAX)
 }
 

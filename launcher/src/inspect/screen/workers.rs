@@ -21,8 +21,8 @@ const LEAST: usize = 2;
 const LEAST_WITH_GPU: usize = 3;
 /// What stands before a bar where there are two.
 const NAMES: [(Track, &str); 2] = [(Track::Main, "host "), (Track::Gpu, "GPU  ")];
-/// Work's colours, in turn; waits are grey.
-const COLOURS: [Color; 6] = [Color::Green, Color::Cyan, Color::Blue, Color::Magenta, Color::Yellow, Color::Red];
+/// Work's colours, by phase: a step's phases differ, and each is the same on host and GPU. Waits are grey.
+const COLOURS: [Color; 6] = [Color::Magenta, Color::Yellow, Color::Blue, Color::Cyan, Color::Green, Color::Red];
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let sentence =
@@ -82,9 +82,7 @@ fn phases(
     shares: &[(Phase, f64)],
 ) -> impl Iterator<Item = Line<'static>> {
     let times = worker.profile.get(&track);
-    shares.iter().enumerate().map(move |(place, (phase, share))| {
-        of_phase((name, *phase, *share), colour(*phase, place), times.and_then(|times| times.get(phase)))
-    })
+    shares.iter().map(move |(phase, share)| of_phase((name, *phase, *share), times.and_then(|times| times.get(phase))))
 }
 
 /// A worker's phases with their shares of its time, the longest first.
@@ -96,8 +94,8 @@ fn shares(spent: Option<&BTreeMap<Phase, Spent>>) -> Vec<(Phase, f64)> {
     shares
 }
 
-fn colour(phase: Phase, place: usize) -> Color {
-    if phase.is_wait() { Color::DarkGray } else { COLOURS[place % COLOURS.len()] }
+fn colour(phase: Phase) -> Color {
+    if phase.is_wait() { Color::DarkGray } else { COLOURS[phase as usize % COLOURS.len()] }
 }
 
 /// Waits are light, so that they differ also without colours.
@@ -108,24 +106,20 @@ fn shade(phase: Phase) -> &'static str {
 fn bar(name: &'static str, shares: &[(Phase, f64)], width: u16) -> Line<'static> {
     let width = width.saturating_sub(name.len() as u16);
     let (mut spans, mut until, mut drawn) = (vec![Span::raw(name)], 0.0, 0);
-    for (place, (phase, share)) in shares.iter().enumerate() {
+    for (phase, share) in shares {
         until += share * f64::from(width);
         let end = (until.round() as usize).min(usize::from(width));
-        spans.push(Span::styled(shade(*phase).repeat(end.saturating_sub(drawn)), colour(*phase, place)));
+        spans.push(Span::styled(shade(*phase).repeat(end.saturating_sub(drawn)), colour(*phase)));
         drawn = end.max(drawn);
     }
     Line::from(spans)
 }
 
-fn of_phase(
-    (name, phase, share): (&'static str, Phase, f64),
-    colour: Color,
-    view: Option<&PhaseView>,
-) -> Line<'static> {
+fn of_phase((name, phase, share): (&'static str, Phase, f64), view: Option<&PhaseView>) -> Line<'static> {
     let (times, longest) = view.map_or((String::new(), 0), |view| (text::percentiles(&view.histogram), view.max_ns));
     Line::from(vec![
         Span::raw(if name.is_empty() { "  " } else { name }),
-        Span::styled(format!("{} ", shade(phase)), colour),
+        Span::styled(format!("{} ", shade(phase)), colour(phase)),
         Span::raw(format!(
             "{:<14} {:>5.1} %   p50/p99 {times:>13}   longest {:>8.1} ms",
             phase.name(),
