@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use common::config::Config;
 use common::exit::Code;
+use common::ids::{Rank, Role};
 
 /// Every `section.key` that a configuration can hold.
 fn keys() -> BTreeSet<String> {
@@ -46,6 +47,13 @@ fn the_shipped_configurations_are_valid() {
     for name in ["examples/tiny/train.toml", "examples/smollm2-135m/train.toml", "examples/qwen3-8b.toml"] {
         Config::load(&tests::root().join(name), &[]).unwrap_or_else(|error| panic!("{error}"));
     }
+}
+
+#[test]
+fn the_published_recipe_uses_the_gpus_that_it_says() {
+    let run = Config::load(&tests::root().join("examples/qwen3-8b.toml"), &[]).unwrap().run;
+    let of = |role| (0..run.workers(role)).map(|rank| run.device_of(role, Rank(rank))).collect::<Vec<_>>();
+    assert_eq!((of(Role::Target), of(Role::Drafter)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7]));
 }
 
 #[test]
