@@ -80,8 +80,8 @@ group_large() {
     pair qwen3-8b examples/qwen3-8b.toml "${large[@]}"
     alone qwen3-8b 20
     rm -rf "$runs/qwen3-8b/checkpoints"
-    drafter=0
-    pair qwen3-8b-one-gpu examples/qwen3-8b.toml "${large[@]}"
+    drafter=0 # long enough that the target, up to 11 batches ahead, is at work in most of the last half
+    pair qwen3-8b-one-gpu examples/qwen3-8b.toml "${large[@]}" training.max_steps=120
     drafter=$device
 }
 for group in $groups; do group_$group; echo "== $group done after $SECONDS s" >&2; done
