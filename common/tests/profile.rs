@@ -113,7 +113,11 @@ fn a_gpus_work_is_marked_by_the_main_thread_and_told_later_by_who_watches_it() {
 
     let start = monotonic_ns();
     let at = |number: usize| start + 1_000_000 * number as u64;
-    left.iter().enumerate().for_each(|(number, mark)| gpu.pass(*mark, at(number)));
+    assert!(gpu.is_idle());
+    for (number, mark) in left.iter().enumerate() {
+        gpu.pass(*mark, at(number));
+        assert_eq!(gpu.is_idle(), mark.phase == Phase::Idle);
+    }
     let seen = worker(&queue, Role::Drafter, 0);
     let draft = phase(&seen, Track::Gpu, Phase::Draft);
     assert_eq!((draft.count, draft.total_ns), (2, 2_000_000));

@@ -51,6 +51,11 @@ impl GpuTrack {
         self.progress.pass(self.place.times(self.track), mark, at_ns);
     }
 
+    /// Whether the GPU has nothing to do, by the last mark that it passed.
+    pub fn is_idle(&self) -> bool {
+        self.place.times(self.track).present().phase() == Some(Phase::Idle as u32)
+    }
+
     /// At that time the GPU had not come to any other mark than those told.
     pub fn goes_on(&mut self, at_ns: u64) {
         self.progress.goes_on(self.place.times(self.track), at_ns);

@@ -106,13 +106,13 @@ impl Watcher {
 
     /// Looks at this moment, for the first time since so many nanoseconds.
     fn look(&mut self, now_ns: u64, since_ns: u64) -> Result<(), CudaError> {
-        let has_work = has_work(&self.lanes[0].marks.stream)?;
         for lane in &mut self.lanes {
             lane.follow(&self.clock)?;
             lane.track.goes_on(now_ns);
         }
-        if !has_work {
-            self.lanes[0].track.starve(since_ns);
+        let computing = &mut self.lanes[0];
+        if !computing.track.is_idle() && !has_work(&computing.marks.stream)? {
+            computing.track.starve(since_ns);
         }
         self.clock.keep()
     }
