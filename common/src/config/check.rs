@@ -6,6 +6,9 @@ use std::fmt::Display;
 use super::{ArenaChoice, Config, ConfigError, Device, LayerType};
 use crate::ids::Role;
 
+/// More than any machine has: every number below it can be counted up to.
+const DEVICES: u32 = 1024;
+
 /// Where each `section.key` was said.
 pub(super) struct Said<'a> {
     pub(super) places: BTreeMap<String, String>,
@@ -43,7 +46,8 @@ fn run(config: &Config, check: &Said) -> Result<(), ConfigError> {
         let Some(devices) = devices else { continue };
         let different = HashSet::<&u32>::from_iter(devices).len();
         let fits = (1..=64).contains(&devices.len()) && different == devices.len();
-        check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers, each once")?;
+        let fits = fits && devices.iter().all(|device| *device < DEVICES);
+        check.that(fits, key, format!("{devices:?}"), "1 to 64 device numbers from 0 to 1023, each once")?;
     }
     let on_cpu = run.device == Device::Cpu && matches!(run.arena, ArenaChoice::Fd | ArenaChoice::Cuipc);
     check.that(
@@ -240,11 +244,12 @@ mod tests {
     }
 
     #[test]
-    fn a_device_twice_in_one_role_is_refused_and_both_roles_may_share_one() {
+    fn a_device_twice_in_one_role_or_out_of_reach_is_refused_and_both_roles_may_share_one() {
         load("", &["run.targets=[0, 1]", "run.drafters=[0]"]).unwrap();
-        for list in ["[1, 1]", "[]"] {
+        for list in ["[1, 1]", "[]", "[1024]", "[4294967295]"] {
             let error = load("", &[&format!("run.targets={list}")]).unwrap_err().to_string();
-            assert!(error.ends_with(&format!("found {list}, allowed: 1 to 64 device numbers, each once")), "{error}");
+            let allowed = "1 to 64 device numbers from 0 to 1023, each once";
+            assert!(error.ends_with(&format!("found {list}, allowed: {allowed}")), "{error}");
         }
     }
 

@@ -96,7 +96,7 @@ impl<'a> Forecast<'a> {
 
     /// What other split of the GPUs would be faster.
     fn split(&self) -> Option<String> {
-        let used = Layout::of(self.config()).num_devices();
+        let used = Layout::of(self.config()).used();
         let there = match (&self.machine.host, &self.machine.gpus) {
             (Some(_), Ok(gpus)) => gpus.visible.len() as u32,
             _ => 0,

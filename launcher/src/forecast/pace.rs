@@ -26,8 +26,11 @@ const BANDWIDTH: f64 = 0.87;
 /// From this ratio of targets' speed to drafters' on, another split is worth a word.
 const UNEQUAL: f64 = 1.3;
 
-/// More GPUs than a box has are not thought of.
+/// More GPUs than a box has are not thought of, unless a run has them.
 const BOX: u32 = 8;
+
+/// Nor are more than one role may have.
+const MOST: u32 = 64;
 
 /// Tokens a second that one worker of each role makes while it waits for nobody.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,6 +104,11 @@ impl Layout {
         self.devices.last_key_value().map_or(0, |(device, _)| device + 1)
     }
 
+    /// Devices that somebody computes on.
+    pub(crate) fn used(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
     /// Targets and drafters there are.
     pub(crate) fn totals(&self) -> [u32; 2] {
         self.devices.values().fold([0; 2], |sum, on| [sum[0] + on[0], sum[1] + on[1]])
@@ -158,7 +166,7 @@ impl Pace {
             () => return None,
         };
         let enough = (ratio.max(1.0 / ratio).floor() as u32).saturating_add(1).min(BOX);
-        let [targets, drafters] = best(&self.speeds, devices.max(enough));
+        let [targets, drafters] = best(&self.speeds, devices.max(enough).min(MOST));
         let (faster, _) = self.speeds.of(&Layout::apart(targets, drafters));
         if faster < 1.1 * self.tokens_per_s {
             return Some(feeds);
@@ -259,5 +267,9 @@ mod tests {
         let targets = split(pace(100.0, 300.0), 4).unwrap();
         assert!(targets.starts_with("one drafter takes 3.0 targets: --targets 0,1,2 --drafters 3 would"), "{targets}");
         assert_eq!(split(pace(110.0, 100.0), 8), None);
+        let many = split(pace(140.0, 100.0), 1000).unwrap();
+        assert!(many.contains(",63 training"), "no more than one role may have: {many}");
+        let far = Layout::of(&crate::plan::tests::config(&["run.targets=[0]", "run.drafters=[1000]"]));
+        assert_eq!((far.used(), far.num_devices()), (2, 1001));
     }
 }
