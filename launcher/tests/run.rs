@@ -20,11 +20,12 @@ fi
 RUN=$3
 "#;
 
-/// Saves a checkpoint of step 2 that was trained on the first two batches.
-const SAVE: &str = r#"folder=$RUN/checkpoints/step-000002
+/// Saves a checkpoint of step 2, or `$step`, that was trained on as many batches, the first ones.
+const SAVE: &str = r#"step=${step:-2}
+folder=$RUN/checkpoints/step-00000$step
 mkdir -p $folder
 for name in config.json model.safetensors state.safetensors; do echo > $folder/$name; done
-echo '{"run_id": "r", "step": 2, "trained": [[0, 2]], "mask_token_id": 9}' > $folder/manifest.json
+echo "{\"run_id\": \"r\", \"step\": $step, \"trained\": [[0, $step]], \"mask_token_id\": 9}" > $folder/manifest.json
 "#;
 
 /// Programs in a folder of their own, and what they write.
@@ -103,6 +104,27 @@ fn a_run_ends_with_what_it_gained() {
 
     let (code, stdout, stderr) = stage.finish("evaluate", &["--json"]);
     assert_eq!(code, Some(1), "a draft that is no drafter: {stdout}{stderr}");
+}
+
+#[test]
+fn after_a_resume_the_speed_is_that_of_the_new_start() {
+    let drafter = format!("step=1; [ -e $RUN/checkpoints/step-000001 ] && step=2\n{SAVE}");
+    let stage = Stage::new("exit 0", &drafter);
+    let [first, second] = [&[] as &[&str], &["--resume"]].map(|flags| {
+        let (code, stdout, stderr) = stage.finish("run", flags);
+        assert_eq!(code, Some(0), "{stderr}");
+        let summary = stage.summary();
+        let number = |key: &str| summary[key].as_f64().unwrap();
+        let trained = number("tokens_per_s") * number("train_seconds");
+        (number("tokens"), trained.round(), number("tokens_before"), stdout)
+    });
+    assert_eq!((first.0, first.2), (first.1, 0.0));
+    assert!(first.3.contains(": 1 of 2 steps, "), "{}", first.3);
+    assert_eq!((second.1, second.2), (second.0 - first.0, first.0));
+    let words = format!(": {} tokens in ", second.1);
+    assert!(second.3.contains(&words) && second.3.contains(" from step 1 on; in all 2 of 2 steps, "), "{}", second.3);
+    let page = fs::read_to_string(stage.run_dir().join("report.html")).unwrap();
+    assert!(page.contains("rows in all") && page.contains("of 2, from step 1 on in "), "{page}");
 }
 
 #[test]

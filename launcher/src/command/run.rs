@@ -22,7 +22,7 @@ use crate::history::Rows;
 use crate::inspect::Watch;
 use crate::output::OutputArgs;
 use crate::page;
-use crate::plan::{Models, Plan, RunFolder};
+use crate::plan::{Models, Plan, RunFolder, Volume};
 use crate::progress::Console;
 use crate::recorder::{Recorder, Steps};
 use crate::report::{self, RunFailure, Summary};
@@ -57,6 +57,8 @@ struct Run<'a> {
     output: OutputArgs,
     /// Whether it goes on where an earlier one ended.
     resume: bool,
+    /// Steps and volume of the checkpoint that it goes on from; nothing from the beginning.
+    earlier: (u64, Volume),
     /// Held-out prompts to decode; none if nothing is to be evaluated.
     prompts: Option<usize>,
     signals: Signals,
@@ -78,12 +80,14 @@ impl<'a> Run<'a> {
         warnings.into_iter().for_each(|warning| console.say(format!("tandem: {warning}")));
         let signals = Signals::install(&args.signals_to_handle).your_input("leave it out of --signals-to-handle")?;
         let folder = take_folder(&plan, args.resume)?;
+        let earlier = trained(&plan, newest_checkpoint(&folder)?.as_ref());
         let logs = args.log_dir.clone().unwrap_or_else(|| folder.path.join(LOGS));
         make_logs(&logs)?;
         let wanted = plan.models.config.telemetry.tensorboard;
         let events = if wanted { Events::of_run(&folder.path, console) } else { Events::none(console) };
         let (output, resume, steps) = (args.output.clone(), args.resume, args.trace_steps);
-        let run = Run { plan, folder, programs, logs, output, resume, prompts, signals, steps, events, console };
+        let run =
+            Run { plan, folder, programs, logs, output, resume, earlier, prompts, signals, steps, events, console };
         run.write_down()?;
         Ok(run)
     }
@@ -131,7 +135,7 @@ impl<'a> Run<'a> {
         story: &Story,
         verdict: Option<Verdict>,
     ) -> Result<(), Fault> {
-        let newest = manifest::newest_checkpoint(&self.folder.path).your_input("the run folder has to be readable")?;
+        let newest = newest_checkpoint(&self.folder)?;
         let mut summary = self.summary(story, newest.as_ref());
         summary.verdict = verdict;
         summary.accepted_length_before = before.map(|report| report.accepted_length);
@@ -190,8 +194,7 @@ impl<'a> Run<'a> {
 
     fn summary(&self, story: &Story, newest: Option<&(PathBuf, Manifest)>) -> Summary {
         let run = &self.plan.run;
-        let (steps, volume) =
-            newest.map_or_else(Default::default, |(_, manifest)| (manifest.step, self.plan.volume(&manifest.trained)));
+        let ((steps_before, before), (steps, volume)) = (self.earlier, trained(&self.plan, newest));
         let train_seconds = story.training.as_secs_f64();
         let stopped_by = match story.outcome {
             Outcome::Stopped(signal) => Some(signal_name(signal)),
@@ -201,7 +204,9 @@ impl<'a> Run<'a> {
             run_id: run.run_id.clone(),
             stopped_by,
             train_seconds,
-            tokens_per_s: volume.tokens as f64 / train_seconds.max(1e-9),
+            tokens_per_s: volume.tokens.saturating_sub(before.tokens) as f64 / train_seconds.max(1e-9),
+            steps_before,
+            tokens_before: before.tokens,
             checkpoint: newest.map(|(folder, _)| folder.clone()),
             steps,
             total_steps: run.total_steps,
@@ -249,6 +254,15 @@ fn take_folder(plan: &Plan, resume: bool) -> Result<RunFolder, Fault> {
     let folder = RunFolder::resume(path).your_input("without --resume a run starts from the beginning")?;
     plan.continues(path).your_input("resume with the configuration of the run, or start a new one without --resume")?;
     Ok(folder)
+}
+
+fn newest_checkpoint(folder: &RunFolder) -> Result<Option<(PathBuf, Manifest)>, Fault> {
+    manifest::newest_checkpoint(&folder.path).your_input("the run folder has to be readable")
+}
+
+/// Steps and volume in a checkpoint's weights.
+fn trained(plan: &Plan, checkpoint: Option<&(PathBuf, Manifest)>) -> (u64, Volume) {
+    checkpoint.map_or_else(Default::default, |(_, manifest)| (manifest.step, plan.volume(&manifest.trained)))
 }
 
 fn rules(plan: &Plan) -> Rules {

@@ -39,7 +39,7 @@ pub(super) fn figures(history: &History) -> Markup {
 type Figure = (&'static str, String, String);
 
 fn of_summary(summary: &Summary) -> Vec<Figure> {
-    let Summary { steps, total_steps, rows, tokens, train_seconds, .. } = summary;
+    let Summary { steps, total_steps, rows, tokens, train_seconds, steps_before, .. } = summary;
     let mut figures: Vec<Figure> = Vec::new();
     if let Some(after) = summary.accepted_length_after {
         let prompts = summary.eval_prompts.unwrap_or_default();
@@ -57,9 +57,14 @@ fn of_summary(summary: &Summary) -> Vec<Figure> {
         let words = if lossless { "passed" } else { "FAILED" };
         figures.push(("lossless check", words.into(), "in float32, against plain greedy decoding".into()));
     }
-    let volume = format!("{} tokens, {} rows", grouped(*tokens), grouped(*rows));
+    let (in_all, from) = match steps_before {
+        0 => ("", String::new()),
+        step => (" in all", format!(" from step {} on", grouped(*step))),
+    };
+    let volume = format!("{} tokens, {} rows{in_all}", grouped(*tokens), grouped(*rows));
     figures.push(("training", format!("{} tokens/s", short(summary.tokens_per_s)), volume));
-    figures.push(("steps", grouped(*steps), format!("of {}, in {}", grouped(*total_steps), duration(*train_seconds))));
+    let time = format!("of {},{from} in {}", grouped(*total_steps), duration(*train_seconds));
+    figures.push(("steps", grouped(*steps), time));
     let (target, drafter) = (summary.target_restarts, summary.drafter_restarts);
     figures.push(("restarts", (target + drafter).to_string(), format!("{target} of targets, {drafter} of drafters")));
     figures.push(("rows dropped", grouped(summary.rows_dropped), format!("{} kept", grouped(summary.rows_kept))));

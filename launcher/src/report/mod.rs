@@ -26,9 +26,9 @@ pub(crate) struct Summary {
     pub(crate) accepted_length_after: Option<f64>,
     /// Whether greedy decoding with the trained drafter gave plain decoding's tokens, in float32.
     pub(crate) lossless: Option<bool>,
-    /// From the start of the workers to the end of the last drafter.
+    /// From the start of the workers to the end of the last drafter; after `--resume` of this start alone.
     pub(crate) train_seconds: f64,
-    /// Tokens of trained rows, those without loss included, per second of `train_seconds`.
+    /// Tokens of rows trained in `train_seconds`, those without loss included, per second.
     pub(crate) tokens_per_s: f64,
     /// The newest checkpoint.
     pub(crate) checkpoint: Option<PathBuf>,
@@ -37,6 +37,10 @@ pub(crate) struct Summary {
     /// Rows in the weights' history; a row counts once per epoch.
     pub(crate) rows: u64,
     pub(crate) tokens: u64,
+    /// Steps in the checkpoint that `--resume` went on from.
+    pub(crate) steps_before: u64,
+    /// Tokens in it.
+    pub(crate) tokens_before: u64,
     pub(crate) rows_kept: u64,
     pub(crate) rows_dropped: u64,
     pub(crate) plain_tokens_per_s: Option<f64>,
@@ -98,14 +102,7 @@ impl Summary {
         if let Some(lossless) = self.lossless {
             row(&mut page, "lossless check", lossless_words(lossless));
         }
-        let Summary { steps, total_steps, rows, tokens, train_seconds, tokens_per_s, .. } = self;
-        row(
-            &mut page,
-            "training",
-            &format!(
-                "{tokens_per_s:.0} tokens/s: {steps} of {total_steps} steps, {rows} rows, {tokens} tokens in {train_seconds:.1} s"
-            ),
-        );
+        row(&mut page, "training", &self.training());
         if self.target_restarts + self.drafter_restarts > 0 {
             row(
                 &mut page,
@@ -120,6 +117,18 @@ impl Summary {
         row(&mut page, "checkpoint", &checkpoint);
         row(&mut page, "summary", &run_dir.join(SUMMARY_FILE).display().to_string());
         page
+    }
+
+    /// Speed and volume in words.
+    fn training(&self) -> String {
+        let Summary { steps, total_steps, rows, tokens, train_seconds, tokens_per_s, .. } = self;
+        let whole = format!("{steps} of {total_steps} steps, {rows} rows, {tokens} tokens");
+        if self.steps_before == 0 {
+            return format!("{tokens_per_s:.0} tokens/s: {whole} in {train_seconds:.1} s");
+        }
+        let new = tokens.saturating_sub(self.tokens_before);
+        let from = self.steps_before;
+        format!("{tokens_per_s:.0} tokens/s: {new} tokens in {train_seconds:.1} s, from step {from} on; in all {whole}")
     }
 }
 
