@@ -5,7 +5,7 @@ use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 
 use common::exit::{AnyError, Code, Fault, Verdict};
-use common::footprint::{Footprint, LIBRARIES, Part, SLOTS};
+use common::footprint::{Fit, Footprint, LIBRARIES, Part, SLOTS};
 use tch::Device;
 
 use crate::cuda::{CudaError, Gpu, GpuId};
@@ -13,9 +13,6 @@ use crate::cuda::{CudaError, Gpu, GpuId};
 /// What a user can do about a GPU that is too small.
 const HINT: &str = "lower data.batch_tokens, training.num_anchors or queue.capacity, or give each worker a GPU of its own \
                     (--pairs 0:1); `tandem plan` says what each takes";
-
-/// How far the arithmetic may be above what is taken: needs are refused beforehand only where they are off by more.
-const DOUBT: f64 = 0.05;
 
 /// libtorch's words, which is all that it says.
 const OUT_OF_MEMORY: &str = "out of memory";
@@ -63,8 +60,7 @@ impl Room {
         let free = gpu.memory()?.0 as u64;
         let is_to_come = |part: &&Part| part.what != LIBRARIES && part.what != SLOTS;
         let to_come: u64 = self.needs.parts.iter().filter(is_to_come).map(|part| part.bytes).sum();
-        let least = to_come as f64 * (1.0 - DOUBT);
-        if least > free as f64 { Err(self.too_little(gpu, free, None)) } else { Ok(()) }
+        if Fit::of(to_come, free) == Fit::Not { Err(self.too_little(gpu, free, None)) } else { Ok(()) }
     }
 
     /// Does `work`, naming what is needed if memory runs out meanwhile.

@@ -71,6 +71,32 @@ impl fmt::Display for Footprint {
     }
 }
 
+/// How far the arithmetic may be above what is taken.
+const DOUBT: f64 = 0.05;
+
+/// Needs beside what is free of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// There is room, whatever the doubt.
+    Loose,
+    /// Within the arithmetic's doubt (5 %): whoever takes it finds out.
+    Tight,
+    /// Refused: too much even if the arithmetic is above what is taken by all its doubt.
+    Not,
+}
+
+impl Fit {
+    /// Holds bytes needed against bytes free: launcher and workers refuse by this rule alone.
+    pub fn of(needed: u64, free: u64) -> Fit {
+        let (needed, free) = (needed as f64, free as f64);
+        match () {
+            () if needed * (1.0 - DOUBT) > free => Fit::Not,
+            () if needed > free * (1.0 - DOUBT) => Fit::Tight,
+            () => Fit::Loose,
+        }
+    }
+}
+
 /// What worker `rank` of a role takes of the GPU that it computes on.
 pub fn of_worker(config: &Config, plan: &RunPlan, role: Role, rank: Rank) -> Footprint {
     match role {

@@ -4,8 +4,8 @@ use super::*;
 use crate::arena::ArenaKind;
 use crate::model_config::{Architecture, DraftConfig, Rope, RopeScaling, TargetConfig, qwen3_8b};
 
-/// How far the arithmetic may be off.
-const TOLERANCE: f64 = 0.05;
+/// How far the arithmetic may be off, where several drafters meet through NCCL: the least certain number.
+const NCCL_TOLERANCE: f64 = 0.06;
 
 /// A run of one pair: `slots` slots of `batch_tokens` tokens, `num_anchors` anchors a row.
 fn run(target: TargetConfig, draft: DraftConfig, heaviest: BatchShape, keys: [u32; 3]) -> (Config, RunPlan) {
@@ -82,12 +82,15 @@ fn rows(rows: &[(u32, u32)]) -> BatchShape {
 }
 
 /// Gigabytes that the driver counted of target and drafter.
-fn holds((config, plan): (Config, RunPlan), target: f64, drafter: f64) {
-    for (role, seen) in [(Role::Target, target), (Role::Drafter, drafter)] {
-        let footprint = of_worker(&config, &plan, role, Rank(0));
-        let said = footprint.total() as f64 / 1e9;
-        assert!((said / seen - 1.0).abs() < TOLERANCE, "{role}: {seen} GB seen, {said:.2} GB said ({footprint})");
-    }
+fn holds(run: (Config, RunPlan), target: f64, drafter: f64) {
+    within(DOUBT, &run, Role::Target, target);
+    within(DOUBT, &run, Role::Drafter, drafter);
+}
+
+fn within(tolerance: f64, (config, plan): &(Config, RunPlan), role: Role, seen: f64) {
+    let footprint = of_worker(config, plan, role, Rank(0));
+    let said = footprint.total() as f64 / 1e9;
+    assert!((said / seen - 1.0).abs() < tolerance, "{role}: {seen} GB seen, {said:.2} GB said ({footprint})");
 }
 
 /// Two H200, driver 580, torch 2.11.0+cu130, bfloat16, 2026-11-30.
@@ -133,7 +136,23 @@ fn a_small_pair_takes_what_was_said() {
     let (target, draft) = smollm2_135m();
     holds(run(target.clone(), draft.clone(), heaviest, [32, 4096, 512]), 1.94, 5.52);
     // 49 rows of up to 320 tokens, here all of one length.
-    holds(run(target, draft, rows(&[(209, 131); 49]), [16, 10_240, 64]), 2.41, 5.89);
+    let mut pair = run(target, draft, rows(&[(209, 131); 49]), [16, 10_240, 64]);
+    holds(pair.clone(), 2.41, 5.89);
+    pair.0.run.pairs = 2;
+    within(DOUBT, &pair, Role::Target, 1.95);
+    within(NCCL_TOLERANCE, &pair, Role::Drafter, 6.70);
+}
+
+#[test]
+fn what_is_off_by_more_than_the_doubt_is_refused_and_what_is_within_it_is_tight() {
+    let fit = |needed| Fit::of(needed, 1_000_000);
+    assert_eq!(
+        [fit(950_000), fit(950_001), fit(1_050_000), fit(1_053_000)],
+        [Fit::Loose, Fit::Tight, Fit::Tight, Fit::Not]
+    );
+    // 2.00 GB said, 1.94 GB taken (docs/benchmarks.md), 1.97 GB free: that fits.
+    assert_eq!(Fit::of(2_000_000_000, 1_970_000_000), Fit::Tight);
+    assert_eq!((Fit::of(0, 0), Fit::of(u64::MAX, 0)), (Fit::Loose, Fit::Not));
 }
 
 #[test]

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use common::arena::ArenaKind;
 use common::exit::{Code, Fault, SHARED_MEMORY_HINT};
+use common::footprint::Fit;
 use serde::Serialize;
 
 use super::needs::{Needs, Process};
 use super::words::{bytes, counted};
 use crate::machine::{Gpu, Host, Machine};
 use crate::plan::Plan;
-
-/// From this share of what is free on, a GPU is tight: arithmetic and driver differ by a few per cent.
-const TIGHT: f64 = 0.95;
 
 /// One thing that makes a run impossible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,14 +95,11 @@ impl Findings {
             ),
         };
         let numbers = format!("{} needed, {} free", bytes(needed), bytes(gpu.free));
-        if needed > gpu.free {
-            self.refuse(
-                format!("GPU {device} ({}) has no room for {who}: {numbers}", gpu.name),
-                (needed, gpu.free),
-                hint,
-            );
-        } else if needed as f64 > TIGHT * gpu.free as f64 {
-            self.warnings.push(format!("GPU {device} ({}) is tight for {who}: {numbers}", gpu.name));
+        let gpu_says = |what| format!("GPU {device} ({}) {what} for {who}: {numbers}", gpu.name);
+        match Fit::of(needed, gpu.free) {
+            Fit::Loose => {}
+            Fit::Tight => self.warnings.push(gpu_says("is tight")),
+            Fit::Not => self.refuse(gpu_says("has no room"), (needed, gpu.free), hint),
         }
     }
 
@@ -199,9 +194,9 @@ mod tests {
     #[test]
     fn a_gpu_that_is_too_small_is_named_with_who_wants_it_and_what_helps() {
         let shared = needs(vec![process("target 0", 0, 20), process("drafter 0", 0, 60)], None);
-        let refusal = gpu(&shared, 79).refusals.remove(0);
-        let what = "GPU 0 (NVIDIA H200) has no room for target 0 and drafter 0: 80.0 GiB needed, 79.0 GiB free";
-        assert_eq!((refusal.what.as_str(), refusal.needs, refusal.has), (what, Some(80 * GIB), Some(79 * GIB)));
+        let refusal = gpu(&shared, 75).refusals.remove(0);
+        let what = "GPU 0 (NVIDIA H200) has no room for target 0 and drafter 0: 80.0 GiB needed, 75.0 GiB free";
+        assert_eq!((refusal.what.as_str(), refusal.needs, refusal.has), (what, Some(80 * GIB), Some(75 * GIB)));
         assert!(refusal.hint.starts_with("give each worker a GPU of its own"), "{}", refusal.hint);
 
         let apart = needs(vec![process("target 0", 0, 90), process("drafter 0", 1, 60)], Some(process("e", 1, 95)));
@@ -218,6 +213,7 @@ mod tests {
         let tight = gpu(&needs, 100);
         assert_eq!(tight.refusals, []);
         assert_eq!(tight.warnings, ["GPU 1 (NVIDIA H200) is tight for drafter 0: 96.0 GiB needed, 100.0 GiB free"]);
+        assert_eq!((gpu(&needs, 95).refusals, gpu(&needs, 95).warnings.len()), (vec![], 1), "within the doubt");
         assert_eq!(gpu(&needs, 102), Findings::default());
     }
 
