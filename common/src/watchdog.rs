@@ -39,7 +39,7 @@ pub fn start(queue: &Queue, worker: (Role, Rank), patience: Duration, device: St
     let (queue, launcher) = (queue.clone(), launcher.clone());
     thread::spawn(move || {
         let mut watches = [Track::Main, Track::Side].map(|track| (track, Watch::default()));
-        let limit = patience * 9 / 10;
+        let limit = limit(patience);
         loop {
             thread::sleep(LOOK);
             for (track, watch) in &mut watches {
@@ -49,6 +49,11 @@ pub fn start(queue: &Queue, worker: (Role, Rank), patience: Duration, device: St
             }
         }
     });
+}
+
+/// Nine tenths of any patience, for ever included.
+fn limit(patience: Duration) -> Duration {
+    patience - patience / 10
 }
 
 /// A thread as it was seen last.
@@ -92,6 +97,12 @@ mod tests {
         let [first, second] = [Some((Phase::Device, 7)), Some((Phase::Device, 8))];
         let seen = [first, first, first, second, second, second, second];
         assert_eq!(looks(&seen), [None, None, None, None, None, None, Some(Phase::Device)]);
+    }
+
+    #[test]
+    fn any_patience_has_its_limit() {
+        assert_eq!(limit(Duration::from_secs(1800)), Duration::from_secs(1620));
+        assert!(limit(Duration::MAX) > Duration::from_secs(u64::MAX / 2));
     }
 
     #[test]
