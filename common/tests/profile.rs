@@ -4,11 +4,14 @@
 
 mod queue_world;
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::ids::{Rank, Role, Step};
 use common::queue::{Mark, ParticipantView, Phase, PhaseView, Queue, Spans, Track, monotonic_ns};
+use nix::sys::signal::{Signal, raise};
 use queue_world::*;
 
 /// Long enough to tell from the time that a step takes on a busy machine.
@@ -172,4 +175,31 @@ fn spans_say_what_was_done_when_and_for_which_batch() {
     let of_drafter = spans.of((Role::Drafter, Rank(0)), Track::Main, 0);
     assert_eq!(of_drafter.last().map(|span| (span.phase, span.about)), Some((Phase::Draft, 1)));
     assert_eq!(spans.of((Role::Drafter, Rank(7)), Track::Main, 0), []);
+}
+
+const KILLED: &str = "TANDEM_TEST_KILLED";
+
+/// Not a test: the worker that the test below starts.
+#[test]
+#[ignore = "run as a child by the test below"]
+fn killed_at_work() {
+    let Ok(name) = std::env::var(KILLED) else { return };
+    let drafter = consumer(&Queue::attach(&name).unwrap(), 0);
+    drafter.side().phase(Phase::Device);
+    raise(Signal::SIGKILL).unwrap();
+}
+
+#[test]
+fn a_successor_does_not_go_on_with_what_a_dead_ones_second_thread_did() {
+    let spec = spec(9);
+    let queue = Queue::create(&spec).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child = child.args(["killed_at_work", "--exact", "--ignored", "--quiet"]).env(KILLED, spec.name());
+    let ended = child.stdout(Stdio::null()).status().unwrap();
+    assert_eq!(ended.signal(), Some(Signal::SIGKILL as i32), "{ended}");
+    let _successor = consumer(&queue, 0);
+    let device = || phase(&worker(&queue, Role::Drafter, 0), Track::Side, Phase::Device);
+    let before = device();
+    thread::sleep(Duration::from_millis(5));
+    assert_eq!(device(), before);
 }

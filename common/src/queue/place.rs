@@ -214,6 +214,8 @@ impl Place {
         record.phase_since_ns.store(started, Ordering::Relaxed);
         let (holder, delays) = (Holder { code, epoch }, Delays::of_environment());
         let place = Place { shared: Arc::clone(&shared), holder, delays, marker: OnceLock::new(), _presence: presence };
+        // The others start when they are used: until then nobody is at work there.
+        Track::ALL.iter().for_each(|track| place.times(*track).forget());
         place.times(Track::Main).start(phase as u32, started);
         place
     }

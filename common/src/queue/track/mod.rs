@@ -75,8 +75,13 @@ impl Times<'_> {
     /// Starts a life of the track; time since the end of the last one is nobody's.
     pub(crate) fn start(self, phase: u32, since: u64) {
         // What a killed writer was doing when it died is not known to have lasted.
-        self.track.phase.store(IDLE, Ordering::Relaxed);
+        self.forget();
         self.change(phase, since.max(self.track.since_ns.load(Ordering::Relaxed)));
+    }
+
+    /// Whatever a killed writer was doing, nobody does it any more.
+    pub(crate) fn forget(self) {
+        self.track.phase.store(IDLE, Ordering::Relaxed);
     }
 
     /// Ends it.
