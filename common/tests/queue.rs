@@ -107,6 +107,7 @@ fn an_open_gate_wakes_the_waiter_at_once() {
         let (batch, woken) = waiter.join().unwrap();
         assert_eq!(batch, BatchId(0));
         assert!(woken - before < Duration::from_secs(2));
+        assert_eq!(queue.snapshot().participants[2].waits_for, None, "its wait is over");
     });
 }
 

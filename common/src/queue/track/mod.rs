@@ -12,7 +12,8 @@ use super::ring::layout::{HISTOGRAM_BINS, NUM_PHASES, Span, TrackRecord, Visits}
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Whether time is counted by phase. It always is, but for builds that are to show what that costs:
-/// `RUSTFLAGS="--cfg no_telemetry"`.
+/// `RUSTFLAGS="--cfg no_telemetry"`. Their watchdog sees nobody at work, so they have no deadline for a device that does
+/// not answer.
 pub const COUNTED: bool = !cfg!(no_telemetry);
 
 /// In [`TrackRecord::phase`]: nobody is at work.
