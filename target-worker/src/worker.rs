@@ -150,11 +150,13 @@ impl Worker {
             producer.phase(Phase::Data);
             let planned = self.batches.batch(lease.batch_id()).ok_or(ServeError::Plan(lease.batch_id()))?;
             let rows = gather(&self.store, planned);
-            producer.phase(Phase::Forward);
+            // Memory that was made anew is mapped by another thread.
+            producer.phase(Phase::Await);
             let mut filling = match self.writer.fill(&lease, patience) {
                 Err(_) if lease.is_lost() => continue,
                 filling => filling?,
             };
+            producer.phase(Phase::Forward);
             let mut write = |tap, hidden: &Tensor| filling.write_tap(tap, hidden);
             self.backbone.capture(&rows.token_ids, &rows.document_offsets, &self.taps, &mut write);
             let written = filling.finish()?;

@@ -63,7 +63,7 @@ shared_enum! {
         Snapshot = 15,
         /// Has loaded all that it needs.
         Ready = 16,
-        /// Waits for its own second thread.
+        /// Waits for another thread of its own.
         Await = 17,
         /// Waits for the device to finish what it was given.
         Device = 18,

@@ -170,9 +170,8 @@ impl Queue {
     }
 
     fn place(&self, role: Role, rank: Rank) -> Result<Arc<Place>, AttachError> {
-        let facts = &self.shared.facts;
-        let count = if role == Role::Target { facts.targets } else { facts.drafters };
-        let code = facts.code(role, rank).ok_or(AttachError::NoSuchRank { role, rank, count })?;
+        let count = self.workers(role);
+        let code = self.shared.facts.code(role, rank).ok_or(AttachError::NoSuchRank { role, rank, count })?;
         let file = self.shared.segment.open_file()?;
         let presence = Presence::take(file, code).map_err(|e| ShmError::os("lock", self.shared.segment.name(), e))?;
         let pid = self.shared.participants()[usize::from(code) - 1].pid.load(Ordering::Relaxed);
@@ -184,6 +183,12 @@ impl Queue {
     /// inside [`Consumer::trained`].
     pub fn trained_ranges(&self) -> Vec<(u64, u64)> {
         self.shared.ring().ledger.trained_ranges()
+    }
+
+    /// Workers of a role in the run.
+    pub(crate) fn workers(&self, role: Role) -> u32 {
+        let facts = &self.shared.facts;
+        if role == Role::Target { facts.targets } else { facts.drafters }
     }
 
     /// Batches of the run.

@@ -236,8 +236,11 @@ impl<'a> Trainer<'a> {
 
     /// Where training stands, at rank 0, once every rank has noted its batches of the last step as trained.
     fn standing(&mut self) -> Result<Option<Manifest>, AnyError> {
+        let consumer = &self.receiver.consumer;
+        let meeting = consumer.time(Phase::AllReduce);
         self.exchange.meet()?;
-        self.log.flush(&self.receiver.consumer)?;
+        drop(meeting);
+        self.log.flush(consumer)?;
         Ok((self.job.args.rank == 0).then(|| Manifest {
             run_id: self.job.plan.run_id.clone(),
             step: self.step.0,

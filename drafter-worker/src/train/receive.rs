@@ -196,7 +196,6 @@ impl Fetcher {
             };
             let id = lease.batch_id();
             self.consumer.about(id.0);
-            self.consumer.phase(Phase::Copy);
             let (rows, read) = match self.read(&lease, buffer) {
                 // The slot's memory was lost with its target: the batch is computed again.
                 Err(_) if lease.is_lost() => {
@@ -215,8 +214,12 @@ impl Fetcher {
     }
 
     fn read(&self, lease: &ReadLease, buffer: Buffer) -> Result<(Rows, Read), ReceiveError> {
+        // Memory that was made anew is mapped by another thread.
+        self.consumer.phase(Phase::Await);
+        let mapped = self.reader.await_memory(lease, &self.patience);
+        self.consumer.phase(Phase::Copy);
         let rows = lease.rows().map_err(|error| ReceiveError::Rows(lease.batch_id(), error))?;
-        match self.reader.read(lease, rows.token_ids.len(), buffer, &self.patience) {
+        match mapped.and_then(|()| self.reader.read(lease, rows.token_ids.len(), buffer, &self.patience)) {
             Err(error) if error.is_shutdown() => Err(ReceiveError::Wait(WaitError::Shutdown)),
             read => Ok((rows, read?)),
         }

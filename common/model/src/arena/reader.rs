@@ -103,6 +103,18 @@ impl SlotReader {
         Ok(Buffer { tensor: Some(tensor), free: Some(mark_uses(arena.gpu())?) })
     }
 
+    /// Waits until the slot's memory is mapped here: its target may have made it anew just now. [`SlotReader::read`] does
+    /// so too, for whom it is all the same what was waited for.
+    ///
+    /// # Errors
+    /// The memory does not come, or is gone.
+    pub fn await_memory(&self, lease: &ReadLease, patience: &Patience) -> Result<(), ArenaError> {
+        match &self.arena {
+            Arena::Host(_) => Ok(()),
+            Arena::Gpu(arena) => arena.place(lease.slot(), lease.arena_version(), patience).map(drop),
+        }
+    }
+
     /// Copies the slot's first `tokens` rows; returns when they have arrived, so that the slot may be released.
     ///
     /// # Errors
