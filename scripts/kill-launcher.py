@@ -5,7 +5,6 @@ DRAFTER is the drafter's device, or `cpu` for a machine without GPUs; the target
 """
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -69,11 +68,14 @@ def say(name, value, unit, ok, bar):
 before, run = used(), Path(sys.argv[2])
 launcher = tandem(run, 1_000_000)
 metrics = run / "metrics.jsonl"
-assert seconds_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120) < 120, "the run does not begin to train"
-workers = children(launcher.pid)
-assert len(workers) == 2, f"{len(workers)} children"
-at_work = used()
-launcher.send_signal(signal.SIGKILL)
+try:
+    assert seconds_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120) < 120, "the run does not begin to train"
+    workers = children(launcher.pid)
+    assert len(workers) == 2, f"{len(workers)} children"
+    at_work = used()
+finally:
+    # Whatever was found, it is not left at work on the GPUs.
+    launcher.kill()
 gone = seconds_until(lambda: not any(map(is_running, workers)))
 launcher.wait()
 say("its workers are gone after", gone, "s", gone <= 1, "<= 1")
