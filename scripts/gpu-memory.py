@@ -10,7 +10,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -147,14 +146,16 @@ capacity = {keys["capacity"]}
             driver.watched = self.watch
         with open(self.folder.with_suffix(".err"), "w+") as err:
             launcher = subprocess.Popen([ROOT / "bin/tandem", "run", self.toml], stdout=err, stderr=err)
-            while launcher.poll() is None and self.now < self.steps and time.time() - begun < seconds:
-                time.sleep(0.05)
-                self.now = self.step()
-                if meanwhile and (self.folder / "logs/drafter-0.log").exists():
-                    meanwhile = meanwhile()
-            took, code = time.time() - begun, launcher.poll()
-            launcher.send_signal(signal.SIGKILL)  # saves nothing: a checkpoint of the large size takes longer than its run
-            launcher.wait()
+            try:
+                while launcher.poll() is None and self.now < self.steps and time.time() - begun < seconds:
+                    time.sleep(0.05)
+                    self.now = self.step()
+                    if meanwhile and (self.folder / "logs/drafter-0.log").exists():
+                        meanwhile = meanwhile()
+                took, code = time.time() - begun, launcher.poll()
+            finally:
+                launcher.kill()  # saves nothing: a checkpoint of the large size takes longer than its run
+                launcher.wait()
             err.seek(0)
             said = err.read()
         if HAS_GPU:
