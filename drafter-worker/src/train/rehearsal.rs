@@ -11,6 +11,12 @@ use super::step::{Objective, Sums};
 
 /// Leaves no trace in the drafter. The optimizer's kernel takes no memory of its own.
 pub(super) fn rehearse(objective: &Objective, drafter: &mut Drafter, plan: &RunPlan, batch_tokens: u32) {
+    train_on_made_up(objective, drafter, plan, batch_tokens);
+    drafter.parameters_mut().zero_gradient();
+}
+
+/// Adds the gradient, and returns the sums with it.
+fn train_on_made_up(objective: &Objective, drafter: &mut Drafter, plan: &RunPlan, batch_tokens: u32) -> Sums {
     let rows = made_up(&plan.heaviest);
     let values = drafter.parameters().values();
     let (kind, device) = (values.kind(), values.device());
@@ -20,7 +26,7 @@ pub(super) fn rehearse(objective: &Objective, drafter: &mut Drafter, plan: &RunP
     let taps = buffers.get(0).narrow(0, 0, rows.token_ids.len() as i64);
     let mut sums = Sums::zero(plan.draft.block_size, device);
     objective.add(drafter, (&rows, &taps, 0), &mut sums, &|_| ());
-    drafter.parameters_mut().zero_gradient();
+    sums
 }
 
 /// Rows of that shape. Learnt is the end of each, as of an answer: one token more than may be anchors.
@@ -63,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rehearsal_leaves_no_trace() {
+    fn a_rehearsal_does_a_steps_work_and_leaves_no_trace() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen3-sharded");
         let target = TargetConfig::read(&folder).unwrap();
         let section = DrafterSection {
@@ -93,6 +99,9 @@ mod tests {
         let objective = Objective::new(&Config::load(&path, &[]).unwrap(), &plan, vocabulary);
         let mut drafter = Drafter::new(&plan.draft, 1, Device::Cpu, Kind::Float).unwrap();
         let before = drafter.parameters().values().copy();
+        let sums = train_on_made_up(&objective, &mut drafter, &plan, 100);
+        assert!(sums.scored > 0.0 && sums.denominator > 0.0, "{} slots scored", sums.scored);
+        assert_ne!(*drafter.parameters().gradient(), drafter.parameters().gradient().zeros_like());
         let random = |rehearse: &mut dyn FnMut()| {
             tch::manual_seed(5);
             rehearse();
