@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 
 use super::{CudaError, Doing, Gpu, Refusal};
 
@@ -96,7 +96,7 @@ pub(crate) fn create_fd(gpu: &Gpu, len: usize) -> Result<(Mapping, OwnedFd), Cud
     let mut handle = 0;
     // SAFETY: `handle` and `properties` outlive the call.
     let created = unsafe { sys::cuMemCreate(&mut handle, len, &properties, 0) };
-    created.result().doing(format_args!("allocating {len} bytes on {}", gpu.id()))?;
+    allocated(gpu, len, created.result())?;
     let physical = Physical(handle);
     let mut fd: RawFd = -1;
     // SAFETY: for this handle type the driver writes an int.
@@ -131,7 +131,7 @@ pub(crate) fn create_ipc(gpu: &Gpu, len: usize) -> Result<(Mapping, [u8; IPC_BYT
     room(gpu, len)?;
     // SAFETY: the result is freed by the mapping alone.
     let start = unsafe { result::malloc_sync(len) };
-    let start = start.doing(format_args!("allocating {len} bytes on {}", gpu.id()))?;
+    let start = allocated(gpu, len, start)?;
     let mapping = Mapping { start, len, origin: Origin::Allocated, gpu: gpu.clone() };
     let mut handle = sys::CUipcMemHandle { reserved: [0; IPC_BYTES] };
     // SAFETY: `handle` outlives the call, and `start` is the start of a `cuMemAlloc` block.
@@ -190,6 +190,15 @@ fn room(gpu: &Gpu, needed: usize) -> Result<(), CudaError> {
         return Err(Refusal::Memory { gpu: gpu.id(), needed, free }.into());
     }
     Ok(())
+}
+
+/// The driver may find no room where [`room`] saw enough: it is in pieces, or somebody else was faster.
+fn allocated<T>(gpu: &Gpu, needed: usize, memory: Result<T, DriverError>) -> Result<T, CudaError> {
+    if let Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) = memory {
+        let (free, _) = gpu.memory()?;
+        return Err(Refusal::Memory { gpu: gpu.id(), needed, free }.into());
+    }
+    memory.doing(format_args!("allocating {needed} bytes on {}", gpu.id()))
 }
 
 /// Maps physical memory, readable and writable from `gpu`.

@@ -50,7 +50,7 @@ pub enum Refusal {
         other: GpuId,
     },
     /// Not enough of it.
-    #[error("too little memory on {gpu}: the slots need {needed} bytes there, {free} are free")]
+    #[error("too little memory on {gpu}: the slots need {needed} bytes there in one piece, {free} are free")]
     Memory {
         /// Where.
         gpu: GpuId,
