@@ -169,7 +169,11 @@ fn every_reason_against_a_run_is_listed_and_the_first_is_the_error() {
 #[test]
 fn input_that_cannot_be_worked_out_is_one_refusal() {
     let stage = Stage::new();
-    for (key, word) in [("queue.min_ready=99", "queue.min_ready"), ("model.target_model_path=no/model", "no/model")] {
+    for (key, word) in [
+        ("queue.min_ready=99", "queue.min_ready"),
+        ("model.target_model_path=no/model", "no/model"),
+        ("evaluation.eval_data_path=no/chats.jsonl", "no/chats.jsonl"),
+    ] {
         let (report, code) = stage.json(&[key]);
         let refusal = &report["refusals"][0];
         assert!(refusal["what"].as_str().unwrap().contains(word), "{report}");
@@ -178,6 +182,19 @@ fn input_that_cannot_be_worked_out_is_one_refusal() {
     }
     let (report, code) = stage.json(&[&format!("--like={}", stage.0.path().display())]);
     assert_eq!((code, report["refusals"].as_array().unwrap().len()), (Some(1), 1), "{report}");
+}
+
+#[test]
+fn a_run_folder_that_cannot_be_made_is_refused_and_is_no_full_disk() {
+    let stage = Stage::new();
+    for place in ["/proc/x", "/dev/null/x", "README.md", "docs"] {
+        let (report, code) = stage.json(&[&format!("run.output_dir={place}")]);
+        let refusals = report["refusals"].as_array().unwrap();
+        let what = refusals[0]["what"].as_str().unwrap();
+        assert_eq!((code, refusals.len(), &refusals[0]["needs"]), (Some(1), 1, &Value::Null), "{report}");
+        assert!(what.starts_with(&format!("{place}: ")) && !what.contains("room"), "{what}");
+        assert_eq!(hints(&report), ["choose another run.output_dir"]);
+    }
 }
 
 /// The keys that docs/operations.md describes are those that are printed.

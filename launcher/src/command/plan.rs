@@ -6,7 +6,7 @@ use common::exit::{Blame, Code, Fault, Verdict};
 
 use super::evaluate::{temporary_folder, write_run};
 use super::run::sweep;
-use super::{load, print, programs};
+use super::{held_out_prompts, load, print, programs};
 use crate::args::PlanArgs;
 use crate::fleet::{Fleet, FleetSpec, LOGS};
 use crate::forecast::{Against, Forecast, Refusal, Report};
@@ -40,7 +40,9 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
 }
 
 fn work_out(args: &PlanArgs, console: &Console) -> Result<Plan, Fault> {
-    let plan = Plan::new(Models::read(load(&args.config, &args.overrides())?, None)?, console)?;
+    let models = Models::read(load(&args.config, &args.overrides())?, None)?;
+    held_out_prompts(&models)?;
+    let plan = Plan::new(models, console)?;
     sweep(console)?;
     Ok(plan)
 }

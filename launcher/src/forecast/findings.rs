@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::needs::{Needs, Process};
 use super::words::{bytes, counted};
 use crate::machine::{Gpu, Host, Machine};
-use crate::plan::Plan;
+use crate::plan::{FolderError, Plan};
 
 /// One thing that makes a run impossible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -53,7 +53,10 @@ impl Findings {
         if let Some(host) = &machine.host {
             findings.shared_memory(plan, needs, host);
             findings.memory(needs, host);
-            findings.disk(plan, needs, (host, earlier));
+            match &host.disk {
+                Ok(free) => findings.disk(plan, needs, (*free, earlier)),
+                Err(error) => findings.folder(error),
+            }
         }
         findings
     }
@@ -147,21 +150,27 @@ impl Findings {
         }
     }
 
-    fn disk(&mut self, plan: &Plan, needs: &Needs, (host, earlier): (&Host, u64)) {
+    /// A run folder that cannot be made.
+    fn folder(&mut self, error: &FolderError) {
+        let hint = "choose another run.output_dir".to_owned();
+        self.refusals.push(Refusal { what: error.to_string(), needs: None, has: None, hint });
+    }
+
+    fn disk(&mut self, plan: &Plan, needs: &Needs, (free, earlier): (u64, u64)) {
         // The next one is written before one of the others goes.
         let new = needs.checkpoints.saturating_sub(earlier).max(1);
         let needed = new * needs.checkpoint;
-        if needed > host.disk {
+        if needed > free {
             let what = format!(
                 "{}: the disk has no room for {} of {}: {} needed, {} free",
                 plan.models.config.run.output_dir.display(),
                 counted(new, "checkpoint"),
                 bytes(needs.checkpoint),
                 bytes(needed),
-                bytes(host.disk)
+                bytes(free)
             );
             let hint = "free some, choose another run.output_dir, or lower training.max_checkpoints (one more is there while it is written)";
-            self.refuse(what, (needed, host.disk), hint);
+            self.refuse(what, (needed, free), hint);
         }
     }
 }

@@ -100,7 +100,8 @@ impl Forecast<'_> {
         let shared = room(host.map(|host| format!("{} free", bytes(host.shared_memory))));
         page.line("/dev/shm", &format!("{}{snapshots}{shared}", bytes(needs.shared_memory)));
         let saved = format!("{} of {}", counted(needs.checkpoints, "checkpoint"), bytes(needs.checkpoint));
-        let disk = room(host.map(|host| format!("{} free", bytes(host.disk))));
+        let free = host.and_then(|host| host.disk.as_ref().ok());
+        let disk = room(free.map(|free| format!("{} free", bytes(*free))));
         page.line("disk", &format!("{}{disk}: {saved} at a time", bytes(needs.disk())));
         page.line("token store", &format!("{}, there already", bytes(needs.token_store)));
     }

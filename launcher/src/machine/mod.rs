@@ -12,6 +12,8 @@ use std::path::Path;
 use common::shm;
 use nix::sys::statvfs::statvfs;
 
+use crate::plan::{FolderError, RunFolder};
+
 pub(crate) use catalogue::GpuModel;
 pub(crate) use gpus::{Gpu, Gpus, Link};
 pub(crate) use memory::Memory;
@@ -30,8 +32,8 @@ pub(crate) struct Host {
     pub(crate) memory: Memory,
     /// Room in `/dev/shm`.
     pub(crate) shared_memory: u64,
-    /// Room on the disk of the run folder.
-    pub(crate) disk: u64,
+    /// Room on the disk of the run folder, or why there can be no such folder.
+    pub(crate) disk: Result<u64, FolderError>,
 }
 
 impl Machine {
@@ -41,7 +43,11 @@ impl Machine {
     /// `/proc`, `/dev/shm` or the disk cannot be asked.
     pub(crate) fn look(run_dir: &Path, with_gpus: bool) -> io::Result<Machine> {
         let gpus = if with_gpus { gpus::look() } else { Ok(Gpus::default()) };
-        let host = Host { memory: Memory::look()?, shared_memory: shm::free_bytes()?, disk: disk(run_dir)? };
+        let disk = match RunFolder::check(run_dir) {
+            Ok(()) => Ok(disk(run_dir)?),
+            Err(error) => Err(error),
+        };
+        let host = Host { memory: Memory::look()?, shared_memory: shm::free_bytes()?, disk };
         Ok(Machine { gpus, host: Some(host) })
     }
 

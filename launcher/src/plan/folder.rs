@@ -41,6 +41,21 @@ pub(crate) enum FolderError {
 }
 
 impl RunFolder {
+    /// Refuses a place where no run could have its folder: one is made there, or as near as there is a folder, and
+    /// removed again.
+    ///
+    /// # Errors
+    /// The folder holds something else, or the file system says no.
+    pub(crate) fn check(path: &Path) -> Result<(), FolderError> {
+        let whole = at(path, std::path::absolute(path))?;
+        let there = whole.ancestors().find(|place| place.exists()).unwrap_or(Path::new("/"));
+        if there == whole && !is_free(path)? && !path.join(LOCK).is_file() {
+            return Err(FolderError::Foreign(path.to_owned()));
+        }
+        let trial = there.join(format!(".tandem-{}", std::process::id()));
+        at(path, fs::create_dir(&trial).and_then(|()| fs::remove_dir(&trial)))
+    }
+
     /// Makes `path` and its `logs` folder.
     ///
     /// # Errors
@@ -66,13 +81,17 @@ impl RunFolder {
     }
 }
 
+/// Whether nothing is there, or an empty folder.
+fn is_free(path: &Path) -> Result<bool, FolderError> {
+    match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        entries => Ok(at(path, entries)?.next().is_none()),
+    }
+}
+
 /// Moves an earlier run aside; where to.
 fn make_way(path: &Path) -> Result<Option<PathBuf>, FolderError> {
-    let mut entries = match fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        entries => at(path, entries)?,
-    };
-    if entries.next().is_none() {
+    if is_free(path)? {
         return Ok(None);
     }
     let foreign = || FolderError::Foreign(path.to_owned());
@@ -140,5 +159,20 @@ mod tests {
         assert_eq!(RunFolder::create(&home).unwrap().moved, None);
         fs::remove_file(home.join(LOCK)).unwrap();
         assert!(matches!(RunFolder::create(&home), Err(FolderError::Foreign(_))));
+        assert!(matches!(RunFolder::check(&home), Err(FolderError::Foreign(_))));
+    }
+
+    #[test]
+    fn a_place_where_nothing_can_be_made_is_refused_and_a_good_one_left_as_it_is() {
+        let parent = tempfile::tempdir().unwrap();
+        let good = parent.path().join("runs/tiny");
+        RunFolder::check(&good).unwrap();
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+        drop(RunFolder::create(&good).unwrap());
+        RunFolder::check(&good).unwrap();
+        fs::write(parent.path().join("file"), "").unwrap();
+        for bad in [parent.path().join("file"), parent.path().join("file/x"), "/proc/x".into()] {
+            assert!(matches!(RunFolder::check(&bad), Err(FolderError::File { path, .. }) if path == bad), "{bad:?}");
+        }
     }
 }

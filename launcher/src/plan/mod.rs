@@ -25,7 +25,7 @@ use data::tokenizer::ChatTokenizer;
 use crate::progress::{Console, Progress};
 
 pub(crate) use accounting::lines as accounting_lines;
-pub(crate) use folder::RunFolder;
+pub(crate) use folder::{FolderError, RunFolder};
 pub(crate) use resume::ResumeError;
 
 const TARGET_HINT: &str =
