@@ -172,10 +172,11 @@ pub struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// All keys that the command line overrides, as [`RunArgs::overrides`]; GPUs that are thought of are computed on.
+    /// All keys that the command line overrides, as [`RunArgs::overrides`]; GPUs that are thought of are computed on, whatever
+    /// the file says.
     pub fn overrides(&self) -> Vec<String> {
         let gpu = self.gpu.map(|_| "run.device=cuda".to_owned());
-        self.keys.overrides().into_iter().chain(self.overrides.iter().cloned()).chain(gpu).collect()
+        gpu.into_iter().chain(self.keys.overrides()).chain(self.overrides.iter().cloned()).collect()
     }
 }
 

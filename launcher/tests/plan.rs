@@ -180,6 +180,8 @@ fn input_that_cannot_be_worked_out_is_one_refusal() {
         assert_eq!((code, &refusal["needs"]), (Some(1), &Value::Null));
         assert!(report["steps"].is_null() && !refusal["hint"].as_str().unwrap().is_empty(), "{report}");
     }
+    let (report, code) = stage.json(&["--gpu=h200", "run.device=cpu"]);
+    assert_eq!((code, hints(&report)), (Some(1), vec!["leave one of the two out"]), "{report}");
     let (report, code) = stage.json(&[&format!("--like={}", stage.0.path().display())]);
     assert_eq!((code, report["refusals"].as_array().unwrap().len()), (Some(1), 1), "{report}");
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use common::config::Device;
 use common::exit::{Blame, Code, Fault, Verdict};
 
 use super::evaluate::{temporary_folder, write_run};
@@ -40,7 +41,12 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Fault> {
 }
 
 fn work_out(args: &PlanArgs, console: &Console) -> Result<Plan, Fault> {
-    let models = Models::read(load(&args.config, &args.overrides())?, None)?;
+    let config = load(&args.config, &args.overrides())?;
+    if args.gpu.is_some() && config.run.device != Device::Cuda {
+        let fault = Fault::new(Code::Input, "--gpu plans for GPUs, and run.device= says something else");
+        return Err(fault.with_hint("leave one of the two out"));
+    }
+    let models = Models::read(config, None)?;
     held_out_prompts(&models)?;
     let plan = Plan::new(models, console)?;
     sweep(console)?;

@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use common::config::Config;
+use common::arena::ArenaKind;
+use common::config::{ArenaChoice, Config, Device};
 use common::ids::Role;
 use common::run_plan::RunPlan;
 
+use super::needs::on_gpus;
 use super::pace::{Layout, Speeds};
 use crate::history::{History, Steps};
 use crate::plan::Plan;
@@ -83,13 +85,22 @@ fn difference((config, run): (&Config, &RunPlan), plan: &Plan) -> Option<&'stati
         ("the target's shape", run.target == plan.run.target),
         ("the drafter's shape", run.draft == plan.run.draft),
         ("model.torch_dtype", config.model.torch_dtype == now.model.torch_dtype),
-        ("run.device", config.run.device == now.run.device),
+        ("run.device", were_gpus(config, run.arena) == on_gpus(now.run.device)),
         ("run.arena", run.arena == plan.run.arena),
         ("data.batch_tokens", config.data.batch_tokens == now.data.batch_tokens),
         ("data.max_length", config.data.max_length == now.data.max_length),
         ("training.num_anchors", config.training.num_anchors == now.training.num_anchors),
     ];
     same.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
+}
+
+/// Whether the workers of an earlier run computed on GPUs: `auto` is what it came to on its machine, which the arena tells
+/// unless it was chosen.
+fn were_gpus(config: &Config, arena: ArenaKind) -> bool {
+    match (config.run.device, config.run.arena) {
+        (Device::Auto, ArenaChoice::Auto) => arena != ArenaKind::Host,
+        (device, _) => on_gpus(device),
+    }
 }
 
 /// The median over the last half of the steps: the first ones start everything.
@@ -113,6 +124,16 @@ mod tests {
         };
         assert_eq!(steps(&[1.0, 2.0, 90.0, 100.0, 110.0]), Some(100.0));
         assert_eq!((steps(&[7.0]), steps(&[])), (Some(7.0), None));
+    }
+
+    #[test]
+    fn an_earlier_run_was_on_what_its_device_came_to() {
+        let were = |keys: &[&str], arena| were_gpus(&crate::plan::tests::config(keys), arena);
+        assert!(were(&[], ArenaKind::Fd) && !were(&[], ArenaKind::Host), "auto");
+        assert!(
+            were(&["run.device=cuda", "run.arena=host"], ArenaKind::Host)
+                && !were(&["run.device=cpu"], ArenaKind::Host)
+        );
     }
 
     #[test]

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use common::config::{Config, Device, Dtype};
+use common::config::{Config, Dtype};
 use common::ids::{Rank, Role};
 
 use super::calibration::Measured;
+use super::needs::on_gpus;
 use super::work::{self, Averages, Work};
 use crate::machine::{GpuModel, Gpus};
 use crate::plan::Plan;
@@ -193,7 +194,7 @@ fn model(config: &Config, layout: &Layout, gpus: Option<&Gpus>) -> Result<&'stat
     const CALIBRATE: &str = "run a few steps (training.max_steps=50) and plan again with --like their run folder";
     let gpus = match gpus {
         Some(gpus) => gpus,
-        None if config.run.device == Device::Cpu => return Err(format!("unknown on a processor: {CALIBRATE}")),
+        None if !on_gpus(config.run.device) => return Err(format!("unknown on a processor: {CALIBRATE}")),
         None => return Err(format!("unknown without a look at the GPUs: --gpu names some, or {CALIBRATE}")),
     };
     if config.model.torch_dtype != Dtype::Bfloat16 {
@@ -244,6 +245,13 @@ mod tests {
         close(speeds.of(&Layout::apart(1, 3)), (300.0, Role::Drafter));
         close(speeds.of(&Layout::apart(1, 6)), (300.0, Role::Target));
         assert_eq!((best(&speeds, 4), best(&speeds, 8), best(&speeds, 1)), ([1, 3], [2, 6], [1, 1]));
+    }
+
+    #[test]
+    fn without_a_gpu_the_default_device_is_a_processor() {
+        let config = crate::plan::tests::config(&[]);
+        let why = model(&config, &Layout::apart(1, 1), None).unwrap_err();
+        assert_eq!(why.starts_with("unknown on a processor"), !on_gpus(config.run.device), "{why}");
     }
 
     #[test]

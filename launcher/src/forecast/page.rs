@@ -103,7 +103,7 @@ impl Forecast<'_> {
         let free = host.and_then(|host| host.disk.as_ref().ok());
         let disk = room(free.map(|free| format!("{} free", bytes(*free))));
         page.line("disk", &format!("{}{disk}: {saved} at a time", bytes(needs.disk())));
-        page.line("token store", &format!("{}, there already", bytes(needs.token_store)));
+        page.line("token store", &format!("{}, on its disk by now", bytes(needs.token_store)));
     }
 
     fn time(&self, page: &mut Page) {
