@@ -160,6 +160,23 @@ fn every_run_leaves_a_page_and_events_and_none_depends_on_them() {
 }
 
 #[test]
+fn a_model_without_weights_costs_nothing() {
+    let stage = Stage::new("exit 0", SAVE);
+    assert_eq!(stage.finish("run", &[]).0, Some(0));
+    let model = stage.0.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny/target");
+        fs::copy(tiny.join(name), model.join(name)).unwrap();
+    }
+    let (code, _, stderr) = stage.finish("run", &[&format!("model.target_model_path={}", model.display())]);
+    let (line, hint) = last_lines(&stderr);
+    assert_eq!((code, line.contains("model: neither model.safetensors nor ")), (Some(1), true), "{stderr}");
+    assert!(hint.starts_with("hint: set model.target_model_path to "), "{hint}");
+    assert!(stage.run_dir().join("summary.json").is_file(), "the earlier run is where it was");
+}
+
+#[test]
 fn what_a_worker_refuses_is_the_last_word() {
     let words = r#"{"code": 1, "error": "norm.weight is missing", "hint": "mend it"}"#;
     let stage = Stage::new(&format!("echo '{words}' > $ERROR_FILE; exit 1"), "sleep 600");

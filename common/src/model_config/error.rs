@@ -22,6 +22,12 @@ pub enum ModelConfigError {
         /// The parser's words.
         source: serde_json::Error,
     },
+    /// Neither a single file of weights nor an index of shards.
+    #[error("{folder}: neither model.safetensors nor model.safetensors.index.json is there")]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A model that Tandem cannot run.
     #[error("{path}: architecture {found} is not supported, only LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM")]
     Architecture {

@@ -10,12 +10,14 @@ mod fields;
 mod resolve;
 mod rope;
 mod target;
+mod weights;
 
 pub use draft::DraftConfig;
 pub use error::ModelConfigError;
 pub use resolve::default_target_layer_ids;
 pub use rope::{Rope, RopeScaling};
 pub use target::{Architecture, TargetConfig};
+pub use weights::{WEIGHTS_FILE, weight_files};
 
 #[cfg(test)]
 pub(crate) use draft::tests::qwen3_8b;

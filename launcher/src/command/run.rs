@@ -72,6 +72,7 @@ impl<'a> Run<'a> {
     /// Everything that can be refused is refused here, before the folder is touched.
     fn prepare(args: &RunArgs, console: &'a Console) -> Result<Run<'a>, Fault> {
         let models = Models::read(load(&args.config, &args.overrides())?, None)?;
+        models.demand_weights()?;
         let (programs, prompts) = (programs()?, held_out_prompts(&models)?);
         let plan = Plan::new(models, console)?;
         plan.lines().into_iter().for_each(|line| console.say(format!("tandem: {line}")));

@@ -15,7 +15,7 @@ use common::config::{Config, DrafterSection};
 use common::exit::{AnyError, Blame, Code, Fault};
 use common::footprint::BatchShape;
 use common::ids::{BatchId, Role};
-use common::model_config::{DraftConfig, TargetConfig};
+use common::model_config::{DraftConfig, TargetConfig, weight_files};
 use common::queue::QueueSpec;
 use common::run_plan::RunPlan;
 use data::plan::{BatchPlan, PlanOptions};
@@ -59,6 +59,17 @@ impl Models {
         let draft = DraftConfig::resolve(&config.drafter, &target, tokenizer.vocab_len()).your_input(DRAFTER_HINT)?;
         config.drafter = filled_in(&draft, config.drafter.draft_checkpoint_path);
         Ok(Models { config, target, draft, tokenizer })
+    }
+
+    /// That the weights' files are there, of the target and of the drafter that training starts from, if from any; what
+    /// is in them is for workers to see.
+    ///
+    /// # Errors
+    /// One is not.
+    pub(crate) fn demand_weights(&self) -> Result<(), Fault> {
+        weight_files(&self.config.model.target_model_path).your_input(TARGET_HINT)?;
+        let start = self.config.drafter.draft_checkpoint_path.as_deref();
+        start.map(weight_files).transpose().map(drop).your_input(DRAFTER_HINT)
     }
 
     /// The plan that workers read.

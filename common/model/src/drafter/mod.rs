@@ -22,7 +22,7 @@ mod turn;
 use std::path::Path;
 
 use common::footprint::{CONTEXT_UNIT, GROUP_BLOCKS};
-use common::model_config::{DraftConfig, ModelConfigError};
+use common::model_config::{DraftConfig, ModelConfigError, WEIGHTS_FILE};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tch::{Device, Kind, TchError, Tensor};
@@ -195,7 +195,7 @@ impl Drafter {
     /// A file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), SaveError> {
         self.config.write(folder)?;
-        Ok(weights::save(&folder.join(weights::SINGLE_FILE), self.parameters.named(), Kind::BFloat16)?)
+        Ok(weights::save(&folder.join(WEIGHTS_FILE), self.parameters.named(), Kind::BFloat16)?)
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
         drafter.save(folder.path()).unwrap();
         assert_eq!(DraftConfig::read(folder.path()).unwrap(), config());
 
-        let mut saved = Tensor::read_safetensors(folder.path().join(weights::SINGLE_FILE)).unwrap();
+        let mut saved = Tensor::read_safetensors(folder.path().join(WEIGHTS_FILE)).unwrap();
         saved.sort_by(|left, right| left.0.cmp(&right.0));
         assert!(saved.iter().all(|(_, tensor)| tensor.kind() == Kind::BFloat16));
         let shapes: Vec<_> = saved.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use common::model_config::ModelConfigError;
+
 /// Each names the file or folder and what is wrong in it.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
@@ -13,12 +15,9 @@ pub enum WeightsError {
         /// Why.
         source: std::io::Error,
     },
-    /// Neither a single file nor an index of shards.
-    #[error("{folder}: neither model.safetensors nor model.safetensors.index.json is there")]
-    NoWeights {
-        /// The folder.
-        folder: PathBuf,
-    },
+    /// The files are not there, or nobody can tell which they are.
+    #[error(transparent)]
+    Files(#[from] ModelConfigError),
     /// The file is not what its name says.
     #[error("{path}: not a safetensors file: {reason}")]
     Header {

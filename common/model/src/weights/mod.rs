@@ -8,19 +8,15 @@ mod error;
 mod file;
 mod save;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
-use serde::Deserialize;
+use common::model_config::weight_files;
 use tch::{Device, Kind, Tensor};
 
 pub use error::WeightsError;
 use file::TensorFile;
 pub use save::{SaveError, save};
-
-/// The single file's name, in target folders and in checkpoints.
-pub const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Reads the tensors named in `expected`, each of the given shape, as `kind` on `device`. Others are passed over.
 ///
@@ -74,27 +70,7 @@ fn fill(place: &Path, files: &[TensorFile], memory: &[(String, Tensor)]) -> Resu
 }
 
 fn open(folder: &Path) -> Result<Vec<TensorFile>, WeightsError> {
-    paths(folder)?.iter().map(|path| TensorFile::open(path)).collect()
-}
-
-fn paths(folder: &Path) -> Result<Vec<PathBuf>, WeightsError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
-    let single = folder.join(SINGLE_FILE);
-    if single.exists() {
-        return Ok(vec![single]);
-    }
-    let path = folder.join(INDEX_FILE);
-    if !path.exists() {
-        return Err(WeightsError::NoWeights { folder: folder.into() });
-    }
-    let text = std::fs::read_to_string(&path).map_err(|source| WeightsError::File { path: path.clone(), source })?;
-    let index: Index = serde_json::from_str(&text)
-        .map_err(|error| WeightsError::Header { path: path.clone(), reason: error.to_string() })?;
-    let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    Ok(names.iter().map(|name| folder.join(name)).collect())
+    weight_files(folder)?.iter().map(|path| TensorFile::open(path)).collect()
 }
 
 /// Which file holds what, in reading order.
@@ -123,6 +99,8 @@ fn locate<'a>(
 
 #[cfg(test)]
 mod tests {
+    use common::model_config::WEIGHTS_FILE;
+
     use super::*;
 
     fn expected(entries: &[(&str, &[i64])]) -> Vec<(String, Vec<i64>)> {
@@ -146,14 +124,14 @@ mod tests {
         let (a, b) = (Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]), Tensor::from_slice(&[0.5f32, -1.5]));
         let folder = tempfile::tempdir().unwrap();
         write(
-            &folder.path().join(SINGLE_FILE),
+            &folder.path().join(WEIGHTS_FILE),
             &[("a", a.copy()), ("b", b.to_kind(Kind::BFloat16)), ("other", b.copy())],
         );
         let shards = tempfile::tempdir().unwrap();
         write(&shards.path().join("one.safetensors"), &[("b", b.copy())]);
         write(&shards.path().join("two.safetensors"), &[("a", a.copy())]);
         let index = r#"{"metadata": {}, "weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}"#;
-        std::fs::write(shards.path().join(INDEX_FILE), index).unwrap();
+        std::fs::write(shards.path().join("model.safetensors.index.json"), index).unwrap();
         for folder in [folder.path(), shards.path()] {
             let tensors = load_as(folder, &[("a", &[2, 3]), ("b", &[2])], Kind::Float).unwrap();
             assert_eq!((&tensors["a"], &tensors["b"]), (&a, &b));
@@ -164,7 +142,7 @@ mod tests {
     #[test]
     fn one_message_lists_what_is_missing_and_what_has_another_shape() {
         let folder = tempfile::tempdir().unwrap();
-        write(&folder.path().join(SINGLE_FILE), &[("a", Tensor::from_slice(&[1f32, 2.0]))]);
+        write(&folder.path().join(WEIGHTS_FILE), &[("a", Tensor::from_slice(&[1f32, 2.0]))]);
         let error = load_as(folder.path(), &[("a", &[3]), ("norm", &[1]), ("head", &[1])], Kind::Float).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("2 tensors are missing: norm, head"), "{message}");
@@ -177,7 +155,7 @@ mod tests {
         let message = load_as(folder.path(), &[], Kind::Float).unwrap_err().to_string();
         assert!(message.contains("neither model.safetensors nor model.safetensors.index.json"), "{message}");
 
-        let path = folder.path().join(SINGLE_FILE);
+        let path = folder.path().join(WEIGHTS_FILE);
         write(&path, &[("a", Tensor::from_slice(&[1f32, 2.0]))]);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() - 3]).unwrap();
