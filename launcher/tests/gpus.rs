@@ -1,7 +1,7 @@
 //! GPUs as `tandem plan` and `tandem run` see them, over a management library of two that are not there.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
@@ -33,8 +33,14 @@ impl Machine {
         tandem.args([command, "examples/tiny/train.toml", "run.device=cuda"]);
         tandem.arg(format!("--run-dir={}", self.0.path().join("run").display()));
         tandem.arg(format!("data.cache_dir={}", self.0.path().join("store").display())).args(arguments);
+        tandem.env("NVML_TAKEN", self.taken());
         tandem.env("LD_LIBRARY_PATH", self.0.path()).env_remove("CUDA_DEVICE_ORDER").env_remove("CUDA_VISIBLE_DEVICES");
         tandem.envs(visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible))).output().unwrap()
+    }
+
+    /// While this file is there all memory is taken; it is gone after the first look.
+    fn taken(&self) -> PathBuf {
+        self.0.path().join("taken")
     }
 
     fn plan(&self, arguments: &[&str], visible: Option<&str>) -> Value {
@@ -80,4 +86,15 @@ fn what_does_not_fit_is_refused_by_plan_and_run_before_anything_is_started() {
         assert!(output.status.code() == Some(1) && stderr.ends_with(&refused), "{command}: {stderr}");
     }
     assert!(!machine.0.path().join("run").exists(), "nothing is begun");
+}
+
+#[test]
+fn a_run_waits_for_memory_that_is_being_given_back() {
+    let machine = Machine::new();
+    std::fs::write(machine.taken(), "").unwrap();
+    let report = machine.plan(&["--pairs=0:1"], None);
+    assert_eq!(report["refusals"].as_array().unwrap().len(), 2, "a plan says what is there now: {report}");
+    std::fs::write(machine.taken(), "").unwrap();
+    let output = machine.tandem("run", &["--pairs=0:1"], None);
+    assert!(machine.0.path().join("run").exists() && !machine.taken().exists(), "it is begun: {output:?}");
 }

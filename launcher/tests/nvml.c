@@ -1,6 +1,8 @@
 /* As much of NVML as a plan asks, over two H200 at PCI buses 5 and 4, listed in that order and joined by NVLink. Part of
    tests/gpus.rs. */
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
@@ -10,7 +12,14 @@ static const char *const uuids[] = {"GPU-aaaaaaaa-0000-0000-0000-000000000000", 
 
 static int place(void *device) { return (int)(intptr_t)device - 1; }
 
-int nvmlInit_v2(void) { return 0; }
+/* While the file that NVML_TAKEN names is there somebody has all memory; it is gone after the first look. */
+static int taken;
+
+int nvmlInit_v2(void) {
+    const char *file = getenv("NVML_TAKEN");
+    taken = file && remove(file) == 0;
+    return 0;
+}
 int nvmlShutdown(void) { return 0; }
 int nvmlSystemGetDriverVersion(char *version, unsigned length) { strncpy(version, "580.82.07", length); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
@@ -23,7 +32,7 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) { strncpy(name,
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) { strncpy(uuid, uuids[place(device)], length); return 0; }
 int nvmlDeviceGetMemoryInfo_v2(void *device, Memory *memory) {
     memory->total = 140ULL << 30;
-    memory->free = (139ULL - place(device)) << 30;
+    memory->free = taken ? 0 : (139ULL - place(device)) << 30;
     return 0;
 }
 int nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {

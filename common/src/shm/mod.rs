@@ -20,7 +20,7 @@ pub(crate) use futex::{futex_wait, futex_wake};
 pub(crate) use mapping::{Mapped, Shared};
 pub(crate) use presence::{Presence, is_held};
 pub use segment::{ReadOnly, Segment};
-pub use sweep::{free_bytes, sweep_stale};
+pub use sweep::{free_bytes, sweep_stale, total_bytes};
 
 /// The byte of a segment's file that its creator keeps locked.
 pub(crate) const CREATOR_BYTE: u8 = 255;

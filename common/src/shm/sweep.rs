@@ -24,6 +24,15 @@ pub fn free_bytes() -> io::Result<u64> {
     Ok(found.blocks_available() * found.fragment_size())
 }
 
+/// Bytes that segments could take if there were none.
+///
+/// # Errors
+/// There is no `/dev/shm`.
+pub fn total_bytes() -> io::Result<u64> {
+    let found = statvfs(FOLDER)?;
+    Ok(found.blocks() * found.fragment_size())
+}
+
 /// Unlinks every segment whose name starts with `prefix` and whose creator is dead, and then every folder `NAME-SUFFIX`
 /// of a segment `NAME` that is not there; returns their names, sorted. A living creator makes the segment before the
 /// folder and removes it after.

@@ -57,7 +57,8 @@ fn work_out(args: &PlanArgs, console: &Console) -> Result<Plan, Fault> {
 fn refuse<T>(args: &PlanArgs, fault: Fault) -> Result<T, Fault> {
     let Verdict { code, line, hint } = Verdict::of(&fault);
     if args.json && code == Code::Input {
-        let refusal = Refusal { what: line, needs: None, has: None, hint: hint.unwrap_or_default() };
+        let hint = hint.unwrap_or_default();
+        let refusal = Refusal { what: line, needs: None, has: None, hint, may_pass: false };
         print(&Report::refused(&[refusal]).json())?;
     }
     Err(fault)

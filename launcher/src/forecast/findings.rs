@@ -23,6 +23,9 @@ pub(crate) struct Refusal {
     pub(crate) has: Option<u64>,
     /// What helps.
     pub(crate) hint: String,
+    /// Whether there would be enough if others gave back what they have.
+    #[serde(skip)]
+    pub(crate) may_pass: bool,
 }
 
 impl Refusal {
@@ -62,7 +65,13 @@ impl Findings {
     }
 
     fn refuse(&mut self, what: String, (needs, has): (u64, u64), hint: impl Into<String>) {
-        self.refusals.push(Refusal { what, needs: Some(needs), has: Some(has), hint: hint.into() });
+        self.refusals.push(Refusal { what, needs: Some(needs), has: Some(has), hint: hint.into(), may_pass: false });
+    }
+
+    /// Refuses memory of which there is `total`, whoever has it now.
+    fn refuse_memory(&mut self, what: String, (needs, has, total): (u64, u64, u64), hint: &str) {
+        self.refuse(what, (needs, has), hint);
+        self.refusals.last_mut().into_iter().for_each(|refusal| refusal.may_pass = needs <= total);
     }
 
     /// Devices that are not there.
@@ -102,7 +111,7 @@ impl Findings {
         match Fit::of(needed, gpu.free) {
             Fit::Loose => {}
             Fit::Tight => self.warnings.push(gpu_says("is tight")),
-            Fit::Not => self.refuse(gpu_says("has no room"), (needed, gpu.free), hint),
+            Fit::Not => self.refuse_memory(gpu_says("has no room"), (needed, gpu.free, gpu.total), hint),
         }
     }
 
@@ -120,7 +129,7 @@ impl Findings {
                     "give /dev/shm more room (docker run --shm-size), or remove what lies there"
                 }
             };
-            self.refuse(what, (needed, free), hint);
+            self.refuse_memory(what, (needed, free, host.shared_memory_total), hint);
         } else if needed + needs.snapshots > free {
             self.warnings.push(format!(
                 "/dev/shm has no room for snapshots ({} of {} are free beside the queue): a drafter's death costs the steps since \
@@ -146,14 +155,14 @@ impl Findings {
                     "training.snapshot_interval=0 takes no snapshots; or lower data.batch_tokens, training.num_anchors or queue.capacity"
                 }
             };
-            self.refuse(what, (needed, memory.bytes), hint);
+            self.refuse_memory(what, (needed, memory.bytes, memory.total), hint);
         }
     }
 
     /// A run folder that cannot be made.
     fn folder(&mut self, error: &FolderError) {
         let hint = "choose another run.output_dir".to_owned();
-        self.refusals.push(Refusal { what: error.to_string(), needs: None, has: None, hint });
+        self.refusals.push(Refusal { what: error.to_string(), needs: None, has: None, hint, may_pass: false });
     }
 
     fn disk(&mut self, plan: &Plan, needs: &Needs, (free, earlier): (u64, u64)) {

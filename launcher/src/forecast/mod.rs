@@ -18,6 +18,8 @@ mod words;
 mod work;
 
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use common::config::Config;
 use common::exit::{Blame, Fault};
@@ -32,6 +34,10 @@ pub(crate) use findings::Refusal;
 use needs::{Needs, on_gpus};
 use pace::{Layout, Pace};
 pub(crate) use report::Report;
+
+/// How long processes of a dead run may take to give back their memory: a killed launcher's took 0.3 s (docs/benchmarks.md).
+const LET_GO: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A run, foretold.
 pub(crate) struct Forecast<'a> {
@@ -106,16 +112,23 @@ impl<'a> Forecast<'a> {
     }
 }
 
-/// Refuses a run that this machine cannot do, with the first reason.
+/// Refuses a run that this machine cannot do, with the first reason. Memory that a dead run's processes are just giving back
+/// is waited for a few seconds.
 ///
 /// # Errors
 /// Such a reason, or the machine cannot be asked.
 pub(crate) fn demand(plan: &Plan, resume: bool) -> Result<Vec<String>, Fault> {
     let config = &plan.models.config;
     let earlier = if resume { manifest::checkpoints(&config.run.output_dir).len() as u64 } else { 0 };
-    let (needs, machine) = (Needs::of(plan)?, machine(config, None)?);
-    let Findings { refusals, warnings } = Findings::of(plan, &needs, &machine, earlier);
-    refusals.first().map_or(Ok(warnings), |refusal| Err(refusal.fault()))
+    let (needs, start) = (Needs::of(plan)?, Instant::now());
+    loop {
+        let Findings { refusals, warnings } = Findings::of(plan, &needs, &machine(config, None)?, earlier);
+        match refusals.first() {
+            None => return Ok(warnings),
+            Some(_) if refusals.iter().all(|refusal| refusal.may_pass) && start.elapsed() < LET_GO => sleep(LOOK),
+            Some(refusal) => return Err(refusal.fault()),
+        }
+    }
 }
 
 fn machine(config: &Config, gpu: Option<&'static GpuModel>) -> Result<Machine, Fault> {

@@ -12,6 +12,8 @@ const NO_LIMIT: u64 = 1 << 60;
 pub(crate) struct Memory {
     /// Bytes.
     pub(crate) bytes: u64,
+    /// All memory that this machine has, in bytes.
+    pub(crate) total: u64,
     /// What bounds it.
     pub(crate) bound: &'static str,
 }
@@ -22,19 +24,22 @@ impl Memory {
     /// # Errors
     /// `/proc/meminfo` cannot be read.
     pub(super) fn look() -> io::Result<Memory> {
-        let machine = fs::read_to_string("/proc/meminfo")?;
-        let machine = available(&machine).ok_or_else(|| io::Error::other("/proc/meminfo has no line MemAvailable"))?;
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        let read =
+            |name| line(&meminfo, name).ok_or_else(|| io::Error::other(format!("/proc/meminfo has no line {name}")));
+        let (machine, total) = (read("MemAvailable")?, read("MemTotal")?);
         // Where the kernel has no cgroups there is no limit either.
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Ok(match limited(&groups, Path::new("/sys/fs/cgroup")) {
-            Some(bytes) if bytes < machine => Memory { bytes, bound: "by the cgroup's limit" },
-            _ => Memory { bytes: machine, bound: "available" },
+            Some(bytes) if bytes < machine => Memory { bytes, total, bound: "by the cgroup's limit" },
+            _ => Memory { bytes: machine, total, bound: "available" },
         })
     }
 }
 
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Bytes that a line of `/proc/meminfo` says.
+fn line(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
@@ -84,9 +89,11 @@ mod tests {
 
     #[test]
     fn available_memory_is_read_in_bytes() {
-        assert_eq!(available("MemTotal:       24683652 kB\nMemAvailable:   23860016 kB\n"), Some(23_860_016 << 10));
-        assert_eq!(available("MemTotal: 1 kB\n"), None);
-        assert!(Memory::look().unwrap().bytes > 1 << 20);
+        let meminfo = "MemTotal:       24683652 kB\nMemAvailable:   23860016 kB\n";
+        assert_eq!(line(meminfo, "MemAvailable"), Some(23_860_016 << 10));
+        assert_eq!(line("MemTotal: 1 kB\n", "MemAvailable"), None);
+        let here = Memory::look().unwrap();
+        assert!(here.bytes > 1 << 20 && here.total >= here.bytes);
     }
 
     fn group(folder: &Path, files: &[(&str, &str)]) {

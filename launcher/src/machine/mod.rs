@@ -32,6 +32,8 @@ pub(crate) struct Host {
     pub(crate) memory: Memory,
     /// Room in `/dev/shm`.
     pub(crate) shared_memory: u64,
+    /// What there is of `/dev/shm` in all.
+    pub(crate) shared_memory_total: u64,
     /// Room on the disk of the run folder, or why there can be no such folder.
     pub(crate) disk: Result<u64, FolderError>,
 }
@@ -47,7 +49,8 @@ impl Machine {
             Ok(()) => Ok(disk(run_dir)?),
             Err(error) => Err(error),
         };
-        let host = Host { memory: Memory::look()?, shared_memory: shm::free_bytes()?, disk };
+        let (shared_memory, shared_memory_total) = (shm::free_bytes()?, shm::total_bytes()?);
+        let host = Host { memory: Memory::look()?, shared_memory, shared_memory_total, disk };
         Ok(Machine { gpus, host: Some(host) })
     }
 
