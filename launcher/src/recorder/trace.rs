@@ -94,21 +94,23 @@ impl Trace {
         self.fetch();
         let timeline = std::mem::take(&mut self.fetched);
         let Some(cut) = timeline.of_steps(steps.first, steps.last) else {
-            return Some(format!("no trace: the run did not come to step {}", steps.first));
+            return Some(format!("no trace: no work of steps {} to {} was seen", steps.first, steps.last));
         };
         Some(self.write("trace.json", &cut))
     }
 
-    /// The step that the first drafter is in, as its last span has it; its GPU's, if it has one.
+    /// The step that the first drafter is in, as its last span has it; its GPU's, if that is watched.
     fn step(&self) -> Option<u64> {
         let spans = Spans::open(&self.queue).ok()?;
+        let first = (Role::Drafter, Rank(0));
         let last = |track| {
-            let lane = Lane { role: Role::Drafter, rank: Rank(0), track };
-            let seen = self.next_of(lane).saturating_sub(1);
-            spans.of((lane.role, lane.rank), track, seen).last().map(|span| span.about)
+            let seen = self.next_of(Lane { role: first.0, rank: first.1, track }).saturating_sub(1);
+            spans.of(first, track, seen).last().map(|span| span.about)
         };
         let host = last(Track::Main)?;
-        Some(last(Track::Gpu).map_or(host, |gpu| gpu.min(host)))
+        // A watch that has ended leaves its last span behind for good.
+        let gpu = last(Track::Gpu).filter(|_| spans.goes_on(first, Track::Gpu));
+        Some(gpu.map_or(host, |gpu| gpu.min(host)))
     }
 
     fn next_of(&self, lane: Lane) -> u64 {
@@ -154,7 +156,59 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use common::config::{GateMode, PopPolicy};
+    use common::queue::{Mark, Phase, Queue, QueueSpec, monotonic_ns};
+
     use super::*;
+
+    fn spec() -> QueueSpec {
+        QueueSpec {
+            run_id: format!("trace-{}", std::process::id()),
+            capacity: 1,
+            batch_tokens: 64,
+            max_documents: 8,
+            slot_bytes: 64,
+            bucket_bounds: vec![64],
+            min_ready: 1,
+            gate: GateMode::Level,
+            policy: PopPolicy::Mixed,
+            max_age: Duration::from_secs(5),
+            targets: 1,
+            drafters: 1,
+            total_batches: 9,
+            seed: 0,
+        }
+    }
+
+    #[test]
+    fn a_gpu_holds_a_trace_up_for_as_long_as_it_is_watched() {
+        let queue = Queue::create(&spec()).unwrap();
+        let drafter = queue.consumer(Rank(0)).unwrap();
+        let mut gpu = drafter.gpu_track(Track::Gpu);
+        for about in [3, 4] {
+            gpu.pass(Mark { phase: Phase::Draft, about }, monotonic_ns());
+        }
+        for step in [8, 9] {
+            drafter.about(step);
+            drafter.phase(Phase::Draft);
+        }
+        let trace = Trace {
+            queue: queue.snapshot().name,
+            folder: PathBuf::new(),
+            targets: 1,
+            drafters: 1,
+            steps: None,
+            fetched: Timeline::default(),
+            next: BTreeMap::new(),
+            asked: Arc::default(),
+            written: 0,
+        };
+        assert_eq!(trace.step(), Some(3), "the GPU's last step");
+        drop(gpu);
+        assert_eq!(trace.step(), Some(9), "the host's, as nobody tells the GPU's any more");
+    }
 
     #[test]
     fn steps_are_a_range_from_1() {

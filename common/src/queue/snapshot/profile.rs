@@ -103,6 +103,12 @@ impl Spans {
             .map(SpanView::of)
             .collect()
     }
+
+    /// Whether a track goes on: somebody started it, and has not ended it.
+    pub fn goes_on(&self, (role, rank): (Role, Rank), track: Track) -> bool {
+        let code = self.facts.code(role, rank);
+        code.is_some_and(|code| times(&self.memory, &self.facts, code, track).present().phase().is_some())
+    }
 }
 
 impl SpanView {
