@@ -65,17 +65,23 @@ def say(name, value, unit, ok, bar):
     print(json.dumps({"test": 14, "name": f"launcher killed: {name}", "value": value, "unit": unit, "bar": bar, "ok": ok}), flush=True)
 
 
+def killed(run):
+    """A run's launcher, killed at work; its workers, and the GPUs' memory before that."""
+    launcher = tandem(run, 1_000_000)
+    metrics = run / "metrics.jsonl"
+    try:
+        assert seconds_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120) < 120, "the run does not begin to train"
+        workers = children(launcher.pid)
+        assert len(workers) == 2, f"{len(workers)} children"
+        at_work = used()
+    finally:
+        # Whatever was found, it is not left at work on the GPUs.
+        launcher.kill()
+    return launcher, workers, at_work
+
+
 before, run = used(), Path(sys.argv[2])
-launcher = tandem(run, 1_000_000)
-metrics = run / "metrics.jsonl"
-try:
-    assert seconds_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 120) < 120, "the run does not begin to train"
-    workers = children(launcher.pid)
-    assert len(workers) == 2, f"{len(workers)} children"
-    at_work = used()
-finally:
-    # Whatever was found, it is not left at work on the GPUs.
-    launcher.kill()
+launcher, workers, at_work = killed(run)
 gone = seconds_until(lambda: not any(map(is_running, workers)))
 launcher.wait()
 say("its workers are gone after", gone, "s", gone <= 1, "<= 1")
@@ -86,5 +92,9 @@ left = shared_memory(launcher.pid)
 say("names it leaves in /dev/shm", len(left), "", len(left) > 0, ">= 1")
 code = tandem(run, 5).wait()
 say("the next run's exit code", code, "", code == 0, "= 0")
+second, *_ = killed(run.with_name(f"{run.name}-again"))
+code = tandem(run, 5).wait()
+second.wait()
+say("the exit code of a run started at once", code, "", code == 0, "= 0")
 left = shared_memory(launcher.pid)
 say("of those names left by the next run", len(left), "", not left, "= 0")
