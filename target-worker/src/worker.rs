@@ -131,7 +131,7 @@ impl Worker {
 
     /// Until every batch is trained.
     fn serve(&self, producer: &Producer, patience: &Patience) -> Result<(), ServeError> {
-        let watch = GpuWatch::start(self.backbone.device(), self.writer.marks(), |track| producer.gpu_track(track));
+        let watch = GpuWatch::start(self.backbone.device(), || self.writer.marks(), |track| producer.gpu_track(track));
         watch.iter().for_each(|watch| producer.mark_phases(watch.marker()));
         thread::scope(|scope| {
             let publisher = match self.writer.is_asynchronous() {

@@ -56,7 +56,7 @@ impl World {
         };
         let queue = Queue::create(&spec).unwrap();
         let producer = queue.producer(Rank(0)).unwrap();
-        let watch = GpuWatch::start(device, None, |track| producer.gpu_track(track));
+        let watch = GpuWatch::start(device, || None, |track| producer.gpu_track(track));
         producer.mark_phases(watch.as_ref().unwrap().marker());
         Some(World { queue, producer, watch, device })
     }

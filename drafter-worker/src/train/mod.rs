@@ -151,7 +151,7 @@ impl<'a> Trainer<'a> {
         consumer.phase(Phase::Ready);
         tracing::info!(?device, "ready at step {step} of {}", plan.total_steps);
         let patience = Patience { timeout: job.patience.timeout, shutdown: start.end.clone() };
-        let watch = GpuWatch::start(device, job.reader.marks(), |track| consumer.gpu_track(track));
+        let watch = GpuWatch::start(device, || job.reader.marks(), |track| consumer.gpu_track(track));
         watch.iter().for_each(|watch| consumer.mark_phases(watch.marker()));
         let (share, first) = (Share::new(config, plan, rank), Step(step.0 + 1));
         let receiver = Receiver::start(consumer, Arc::clone(&job.reader), share, first, &patience)?;

@@ -40,8 +40,12 @@ pub struct GpuWatch {
 
 impl GpuWatch {
     /// Watches libtorch's stream on `device` and, if they are given, the marks of a stream of copies. None on a CPU, or where
-    /// the GPU does not let itself be watched, which is said.
-    pub fn start(device: Device, copies: Option<Arc<Marks>>, track: impl Fn(Track) -> GpuTrack) -> Option<GpuWatch> {
+    /// the GPU does not let itself be watched, which is said: then nobody asks for those marks, and none are left.
+    pub fn start(
+        device: Device,
+        copies: impl FnOnce() -> Option<Arc<Marks>>,
+        track: impl Fn(Track) -> GpuTrack,
+    ) -> Option<GpuWatch> {
         let Device::Cuda(ordinal) = device else { return None };
         if !COUNTED {
             return None;
@@ -51,7 +55,7 @@ impl GpuWatch {
         let (stop, stopped) = channel();
         let lane = |marks: Arc<Marks>, of| Lane { marks, under_way: VecDeque::new(), track: track(of) };
         let mut lanes = vec![lane(Arc::clone(&computing), Track::Gpu)];
-        lanes.extend(copies.map(|marks| lane(marks, Track::Copies)));
+        lanes.extend(copies().map(|marks| lane(marks, Track::Copies)));
         let watcher = Watcher { clock, lanes };
         let thread = thread::spawn(move || watcher.run(&stopped));
         Some(GpuWatch { computing, stop: Some(stop), thread: Some(thread) })
@@ -133,6 +137,13 @@ impl Lane {
         found.iter().for_each(|(mark, at_ns, _)| self.track.pass(*mark, *at_ns));
         self.marks.ring().give_back(found.into_iter().map(|(.., event)| event));
         Ok(())
+    }
+}
+
+impl Drop for Lane {
+    /// The stream's marks may be watched again, by another watch: events that the GPU has not passed are of use to it.
+    fn drop(&mut self) {
+        self.marks.ring().give_back(self.under_way.drain(..).map(|(_, event)| event));
     }
 }
 
