@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::arena::ArenaKind;
-use crate::model_config::{Architecture, DraftConfig, Rope, RopeScaling, TargetConfig, qwen3_8b};
+use crate::model_config::{Architecture, DraftConfig, TargetConfig, qwen3_8b, qwen3_8b_target};
 
 /// How far the arithmetic may be off, where several drafters meet through NCCL: the least certain number.
 const NCCL_TOLERANCE: f64 = 0.06;
@@ -27,26 +27,6 @@ fn run(target: TargetConfig, draft: DraftConfig, heaviest: BatchShape, keys: [u3
         draft,
     };
     (toml::from_str(&text).unwrap(), plan)
-}
-
-fn qwen3_8b_target() -> TargetConfig {
-    TargetConfig {
-        architecture: Architecture::Qwen3,
-        vocab_size: 151_936,
-        hidden_size: 4096,
-        intermediate_size: 12_288,
-        num_hidden_layers: 36,
-        num_attention_heads: 32,
-        num_key_value_heads: 8,
-        head_dim: 128,
-        rms_norm_eps: 1e-6,
-        rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
-        tie_word_embeddings: false,
-        attention_bias: false,
-        max_position_embeddings: 40_960,
-        bos_token_id: None,
-        eos_token_ids: vec![],
-    }
 }
 
 fn smollm2_135m() -> (TargetConfig, DraftConfig) {

@@ -20,7 +20,7 @@ pub use target::{Architecture, TargetConfig};
 pub use weights::{WEIGHTS_FILE, weight_files};
 
 #[cfg(test)]
-pub(crate) use draft::tests::qwen3_8b;
+pub(crate) use {draft::tests::qwen3_8b, resolve::tests::qwen3_8b_target};
 
 /// The configuration's file name in a model folder, target's and drafter's alike.
 pub const CONFIG_FILE: &str = "config.json";

@@ -186,13 +186,13 @@ fn check_start(draft: &DraftConfig, start: &DraftConfig) -> Result<(), ModelConf
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::draft::tests::qwen3_8b;
     use super::super::{Architecture, Rope, RopeScaling};
     use super::*;
 
     /// Qwen3-8B.
-    fn target() -> TargetConfig {
+    pub(crate) fn qwen3_8b_target() -> TargetConfig {
         TargetConfig {
             architecture: Architecture::Qwen3,
             vocab_size: 151_936,
@@ -244,24 +244,27 @@ mod tests {
 
     #[test]
     fn defaults_give_the_published_drafter() {
-        assert_eq!(DraftConfig::resolve(&DrafterSection::default(), &target(), TOKENIZER_LEN).unwrap(), qwen3_8b());
+        assert_eq!(
+            DraftConfig::resolve(&DrafterSection::default(), &qwen3_8b_target(), TOKENIZER_LEN).unwrap(),
+            qwen3_8b()
+        );
     }
 
     #[test]
     fn the_mask_is_an_unused_row_or_refused() {
         let given = |id| DrafterSection { mask_token_id: Some(id), ..DrafterSection::default() };
-        assert_eq!(DraftConfig::resolve(&given(7), &target(), TOKENIZER_LEN).unwrap().mask_token_id, 7);
-        let outside = refusal(&given(151_936), &target(), TOKENIZER_LEN);
+        assert_eq!(DraftConfig::resolve(&given(7), &qwen3_8b_target(), TOKENIZER_LEN).unwrap().mask_token_id, 7);
+        let outside = refusal(&given(151_936), &qwen3_8b_target(), TOKENIZER_LEN);
         assert!(outside.contains("drafter.mask_token_id: found 151936, allowed: 0 to 151935"), "{outside}");
-        assert!(refusal(&given(151_645), &target(), TOKENIZER_LEN).contains("ends the target's texts (eos)"));
-        let full = refusal(&DrafterSection::default(), &target(), 151_936);
+        assert!(refusal(&given(151_645), &qwen3_8b_target(), TOKENIZER_LEN).contains("ends the target's texts (eos)"));
+        let full = refusal(&DrafterSection::default(), &qwen3_8b_target(), 151_936);
         assert!(full.contains("mask_token_id: found none given"), "{full}");
     }
 
     #[test]
     fn a_tokenizer_larger_than_the_embedding_is_refused() {
-        assert!(target().check_tokenizer(151_936).is_ok());
-        let refused = target().check_tokenizer(151_937).unwrap_err().to_string();
+        assert!(qwen3_8b_target().check_tokenizer(151_936).is_ok());
+        let refused = qwen3_8b_target().check_tokenizer(151_937).unwrap_err().to_string();
         assert!(refused.contains("ids go up to 151936") && refused.contains("151936 rows"), "{refused}");
     }
 
@@ -269,10 +272,10 @@ mod tests {
     fn taps_outside_the_target_are_refused() {
         let section = DrafterSection { target_layer_ids: Some(vec![1, 36]), ..DrafterSection::default() };
         assert!(
-            refusal(&section, &target(), TOKENIZER_LEN)
+            refusal(&section, &qwen3_8b_target(), TOKENIZER_LEN)
                 .contains("target_layer_ids: found [1, 36], allowed: layers 0 to 35")
         );
-        let small = TargetConfig { num_hidden_layers: 4, ..target() };
+        let small = TargetConfig { num_hidden_layers: 4, ..qwen3_8b_target() };
         let repeated = refusal(&DrafterSection::default(), &small, TOKENIZER_LEN);
         assert!(repeated.contains("num_target_layer_ids: found [1, 1, 1, 1, 1]"), "{repeated}");
     }
@@ -283,16 +286,19 @@ mod tests {
         let start = DraftConfig { mask_token_id: 9, intermediate_size: 64, target_layer_ids: vec![2, 3], ..qwen3_8b() };
         start.write(folder.path()).unwrap();
         let section = DrafterSection { draft_checkpoint_path: Some(folder.path().into()), ..DrafterSection::default() };
-        assert_eq!(DraftConfig::resolve(&section, &target(), TOKENIZER_LEN).unwrap(), start);
+        assert_eq!(DraftConfig::resolve(&section, &qwen3_8b_target(), TOKENIZER_LEN).unwrap(), start);
 
         let other_taps = DrafterSection { target_layer_ids: Some(vec![2, 4]), ..section.clone() };
         assert!(
-            refusal(&other_taps, &target(), TOKENIZER_LEN)
+            refusal(&other_taps, &qwen3_8b_target(), TOKENIZER_LEN)
                 .contains("allowed: [2, 3], as in drafter.draft_checkpoint_path")
         );
         let other_layers = DrafterSection { num_hidden_layers: 2, ..section.clone() };
-        assert!(refusal(&other_layers, &target(), TOKENIZER_LEN).contains("num_hidden_layers: found 2, allowed: 5"));
-        let other_target = TargetConfig { hidden_size: 2560, ..target() };
+        assert!(
+            refusal(&other_layers, &qwen3_8b_target(), TOKENIZER_LEN)
+                .contains("num_hidden_layers: found 2, allowed: 5")
+        );
+        let other_target = TargetConfig { hidden_size: 2560, ..qwen3_8b_target() };
         assert!(refusal(&section, &other_target, TOKENIZER_LEN).contains("one for the target's hidden size 2560"));
     }
 }
