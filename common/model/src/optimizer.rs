@@ -8,9 +8,9 @@ use std::path::Path;
 
 use crate::cuda::step::{AdamWState, AdamWStep, StepKernels};
 use crate::drafter::Parameters;
-use crate::weights::{self, SaveError, WeightsError};
+use crate::weights::{self, Mirror, SaveError, WeightsError};
 use common::config::TrainingSection;
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
@@ -123,8 +123,27 @@ impl AdamW {
     /// The file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), SaveError> {
         let mut tensors = self.entries();
-        tensors.push(("step".to_owned(), Tensor::from(self.step as f32)));
+        tensors.push(self.step_entry());
         weights::save(path, &tensors, Kind::Float)
+    }
+
+    /// Makes a file for [`AdamW::copy_into`], which [`AdamW::load`] reads like one that `save` wrote.
+    ///
+    /// # Errors
+    /// There is such a file, or no room for it.
+    pub fn mirror(&self, path: &Path) -> Result<Mirror, SaveError> {
+        let entries = self.entries().into_iter().chain([self.step_entry()]);
+        let tensors: Vec<(String, Vec<i64>)> = entries.map(|(name, tensor)| (name, tensor.size())).collect();
+        Mirror::create(path, &tensors, self.masters.device())
+    }
+
+    /// Writes all of the state into a file that [`AdamW::mirror`] made.
+    ///
+    /// # Errors
+    /// The GPU fails.
+    pub fn copy_into(&self, mirror: &mut Mirror) -> Result<(), TchError> {
+        // In the order of `entries`.
+        mirror.write(&[&self.masters, &self.first_moments, &self.second_moments, &self.step_entry().1])
     }
 
     /// Goes on from a file that `save` wrote; the drafter's weights become its masters. Each tensor is read into its place:
@@ -133,13 +152,18 @@ impl AdamW {
     /// # Errors
     /// The file cannot be read or is of another drafter.
     pub fn load(&mut self, path: &Path, parameters: &mut Parameters) -> Result<(), WeightsError> {
-        let step = Tensor::from(0f32);
         let mut places = self.entries();
-        places.push(("step".to_owned(), step.shallow_clone()));
+        let (name, step) = self.step_entry();
+        places.push((name, step.shallow_clone()));
         weights::load_file_into(path, &places)?;
         self.step = step.double_value(&[]) as u64;
         parameters.assign(&self.masters);
         Ok(())
+    }
+
+    /// The number of steps, as the file has it.
+    fn step_entry(&self) -> (String, Tensor) {
+        ("step".to_owned(), Tensor::from(self.step as f32))
     }
 
     /// The state's tensors, named as the file has them: views.
@@ -254,19 +278,27 @@ mod tests {
     #[test]
     fn a_resumed_run_goes_on_bit_for_bit() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state.safetensors");
+        let (saved, mirrored) = (folder.path().join("saved"), folder.path().join("mirrored"));
         for kind in [Kind::Float, Kind::BFloat16] {
             let mut unbroken = parameters(kind);
             let mut optimizer = AdamW::new(&unbroken, &training(0.0));
-            steps(&mut optimizer, &mut unbroken, 0..2);
-            optimizer.save(&path).unwrap();
+            let mut mirror = optimizer.mirror(&mirrored).unwrap();
+            for round in 0..2 {
+                optimizer.copy_into(&mut mirror).unwrap();
+                steps(&mut optimizer, &mut unbroken, round..round + 1);
+            }
+            optimizer.save(&saved).unwrap();
+            optimizer.copy_into(&mut mirror).unwrap();
             steps(&mut optimizer, &mut unbroken, 2..5);
 
-            let mut resumed = parameters(kind);
-            let mut optimizer = AdamW::new(&resumed, &training(0.0));
-            optimizer.load(&path, &mut resumed).unwrap();
-            steps(&mut optimizer, &mut resumed, 2..5);
-            assert_eq!(list(resumed.values()), list(unbroken.values()));
+            for path in [&saved, &mirrored] {
+                let mut resumed = parameters(kind);
+                let mut optimizer = AdamW::new(&resumed, &training(0.0));
+                optimizer.load(path, &mut resumed).unwrap();
+                steps(&mut optimizer, &mut resumed, 2..5);
+                assert_eq!(list(resumed.values()), list(unbroken.values()));
+            }
+            std::fs::remove_file(&mirrored).unwrap();
         }
     }
 

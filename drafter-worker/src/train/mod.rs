@@ -33,8 +33,9 @@ use model::room::Room;
 use model::runtime::DeviceError;
 use model::target::Vocabulary;
 
+use crate::WEIGHTS_HINT;
 use crate::args::TrainArgs;
-use crate::{WEIGHTS_HINT, checkpoint};
+use crate::checkpoint::{self, Snapshots};
 use exchange::Exchange;
 use log::{Log, Report};
 use model::optimizer::AdamW;
@@ -123,6 +124,7 @@ struct Trainer<'a> {
     drafter: Drafter,
     optimizer: AdamW,
     schedule: Schedule,
+    snapshots: Snapshots,
     log: Log,
     /// Completed steps.
     step: Step,
@@ -164,6 +166,7 @@ impl<'a> Trainer<'a> {
             optimizer,
             schedule: Schedule::new(&config.training, plan.total_steps),
             exchange,
+            snapshots: Snapshots::in_folder(plan.snapshots()),
             log,
             step,
             // Before the first step there is nothing to save. A snapshot is no checkpoint: it is gone after the run.
@@ -255,7 +258,7 @@ impl<'a> Trainer<'a> {
     fn snapshot(&mut self) -> Result<(), AnyError> {
         let Some(manifest) = self.standing()? else { return Ok(()) };
         self.receiver.consumer.phase(Phase::Snapshot);
-        if let Err(error) = checkpoint::snapshot(&self.job.plan.snapshots(), &manifest, &self.optimizer) {
+        if let Err(error) = self.snapshots.take(&manifest, &self.optimizer) {
             tracing::warn!("no snapshot of step {}: {error}", self.step);
         }
         Ok(())

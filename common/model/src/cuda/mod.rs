@@ -8,6 +8,7 @@
 pub mod cudnn;
 pub mod flash;
 pub mod fused;
+pub(crate) mod locked;
 mod marks;
 pub(crate) mod memory;
 pub mod products;

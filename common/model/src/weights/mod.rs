@@ -6,6 +6,7 @@
 
 mod error;
 mod file;
+mod mirror;
 mod save;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use error::WeightsError;
 use file::TensorFile;
+pub use mirror::Mirror;
 pub use save::{SaveError, save};
 
 /// Reads the tensors named in `expected`, each of the given shape, as `kind` on `device`. Others are passed over.

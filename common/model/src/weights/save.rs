@@ -23,10 +23,13 @@ pub struct SaveError {
 /// The file cannot be written.
 pub fn save(path: &Path, tensors: &[(String, Tensor)], kind: Kind) -> Result<(), SaveError> {
     let views = tensors.iter().map(|(name, tensor)| (name, OnHost::new(tensor, kind)));
-    // Without this entry transformers refuses the file.
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize_to_file(views, Some(metadata), path)
+    safetensors::serialize_to_file(views, Some(metadata()), path)
         .map_err(|source| SaveError { path: path.into(), source })
+}
+
+/// Of every file: without this entry transformers refuses it.
+pub(super) fn metadata() -> HashMap<String, String> {
+    HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
 struct OnHost<'a> {
