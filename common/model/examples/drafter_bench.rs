@@ -320,6 +320,33 @@ fn measure(bench: &mut Bench, name: &str, device: Device, steps: usize) {
     print(name, median(rates), "tokens/s");
     print(&format!("{name}: memory after step {steps}"), memory_gb(device), "GB");
     breakdown(bench, name, device, steps.min(10));
+    snapshots(bench, name, device);
+}
+
+/// The state copied into memory that outlives the process, beside a file written anew there.
+fn snapshots(bench: &Bench, name: &str, device: Device) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let timed = |what: &str, action: &mut dyn FnMut()| {
+        synchronize(device);
+        let start = Instant::now();
+        action();
+        print(&format!("{name}: {what}"), start.elapsed().as_secs_f64() * 1e3, "ms");
+    };
+    let path = folder.path().join("anew");
+    let mut written = Ok(());
+    timed("state written anew", &mut || written = bench.optimizer.save(&path));
+    if let Err(error) = written {
+        return println!("{}", serde_json::json!({ "name": format!("{name}: snapshot"), "error": error.to_string() }));
+    }
+    std::fs::remove_file(path).unwrap();
+    let (path, mut mirror) = (folder.path().join("snapshot"), None);
+    timed("room for a snapshot", &mut || mirror = Some(bench.optimizer.mirror(&path).unwrap()));
+    let mut mirror = mirror.unwrap();
+    let how = if mirror.is_locked() { "snapshot into locked memory" } else { "snapshot" };
+    for _ in 0..3 {
+        timed(how, &mut || bench.optimizer.copy_into(&mut mirror).unwrap());
+    }
+    print(&format!("{name}: memory after snapshots"), memory_gb(device), "GB");
 }
 
 /// Milliseconds by part, with a wait for the device after each.

@@ -3,7 +3,7 @@
 //! `checkpoints/step-000200/` holds config.json and model.safetensors (what vLLM, SGLang and transformers load),
 //! state.safetensors (float32 masters and moments) and manifest.json (step and trained batches). The manifest is written
 //! last and the folder renamed into place, so a folder under its final name is whole. So it is with snapshots in memory, of
-//! state and manifest alone.
+//! state and manifest alone, but that they are written over one that was whole.
 
 mod read;
 mod snapshot;
@@ -20,7 +20,7 @@ pub(crate) use write::save;
 /// Optimizer state's file name.
 const STATE_FILE: &str = "state.safetensors";
 
-/// A folder that is being written; nobody goes on from it until it is renamed.
+/// The name of a folder that is being written, or waits for that: nobody goes on from it, whatever it holds.
 const PARTIAL: &str = ".partial";
 
 /// What goes wrong with a checkpoint.

@@ -1,7 +1,7 @@
 //! Snapshots: a copy of the state in memory that outlives the process.
 //!
-//! There are two folders at most, the newest snapshot's and the one before, which the next is written over: training
-//! stands still for no longer than the copy takes.
+//! There are two folders at most, the newest snapshot's and the one before, which the next is written over. From the third
+//! one on training stands still for no longer than the copy takes; for each of the first two its memory is taken first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Snapshots {
     folder: PathBuf,
     /// Made by this process; what another one left is removed after the first snapshot.
     newest: Option<(PathBuf, Mirror)>,
-    /// The state of the folder under the name `PARTIAL`.
+    /// The state in the folder under the name `PARTIAL`, while that is this process's.
     spare: Option<Mirror>,
 }
 
@@ -35,18 +35,33 @@ impl Snapshots {
     /// There is no room in memory; the one before stays as it is.
     pub(crate) fn take(&mut self, manifest: &Manifest, optimizer: &AdamW) -> Result<(), AnyError> {
         let partial = self.folder.join(PARTIAL);
-        let mut state = match self.spare.take() {
-            Some(spare) => spare,
-            None => first(&partial, optimizer)?,
-        };
-        optimizer.copy_into(&mut state)?;
-        manifest.write(&partial)?;
-        let folder = self.folder.join(manifest::folder_name(Step(manifest.step)));
+        let filled = self.fill(&partial, manifest, optimizer);
+        if filled.is_err() {
+            // Memory that is taken to no use is missing elsewhere. Why it was not filled comes first.
+            let _ = remove(&partial);
+        }
+        let (state, folder) = (filled?, self.folder.join(manifest::folder_name(Step(manifest.step))));
+        // One of the same step is no older one that the next may be written over.
+        self.newest.take_if(|(path, _)| *path == folder);
         remove(&folder)?;
         in_folder(&folder, |folder| fs::rename(&partial, folder))?;
         let before = self.newest.replace((folder.clone(), state));
-        self.spare = self.retire(&folder, before)?;
+        self.spare = self.retire(&folder, before).unwrap_or_else(|error| {
+            tracing::warn!("snapshots before step {} stay behind: {error}", manifest.step);
+            None
+        });
         Ok(())
+    }
+
+    /// Writes state and manifest into the folder `partial`, over what is there if that is this process's.
+    fn fill(&mut self, partial: &Path, manifest: &Manifest, optimizer: &AdamW) -> Result<Mirror, AnyError> {
+        let mut state = match self.spare.take() {
+            Some(spare) => spare,
+            None => room_for(optimizer, partial)?,
+        };
+        optimizer.copy_into(&mut state)?;
+        manifest.write(partial)?;
+        Ok(state)
     }
 
     /// Removes all snapshots but the newest; `before`, which this process made, is kept to be written over.
@@ -66,8 +81,8 @@ impl Snapshots {
     }
 }
 
-/// A folder for state, and room for it.
-fn first(partial: &Path, optimizer: &AdamW) -> Result<Mirror, AnyError> {
+/// Room for a state in a new folder of that name.
+fn room_for(optimizer: &AdamW, partial: &Path) -> Result<Mirror, AnyError> {
     remove(partial)?;
     in_folder(partial, |folder| fs::create_dir_all(folder))?;
     Ok(optimizer.mirror(&partial.join(STATE_FILE))?)
@@ -107,21 +122,51 @@ mod tests {
         parameters.values().mean(Kind::Double).double_value(&[])
     }
 
+    /// What a launcher finds in the folder: step and state.
+    fn found(folder: &Path) -> Option<(u64, f64)> {
+        let newest = manifest::restart_point(Path::new("/nowhere"), folder).unwrap();
+        newest.map(|(path, manifest)| (manifest.step, read(&path)))
+    }
+
     #[test]
     fn the_newest_is_whole_under_its_name_and_there_are_two_folders_at_most() {
         let folder = tempfile::tempdir().unwrap();
-        let newest = || manifest::restart_point(Path::new("/nowhere"), folder.path()).unwrap();
         // The second life finds what the first one left.
         for life in 0..2 {
             let mut snapshots = Snapshots::in_folder(folder.path().into());
             for step in life * 10 + 1..life * 10 + 5 {
                 snapshots.take(&manifest(step), &state(step as f64).0).unwrap();
-                let (path, found) = newest().expect("the launcher finds it");
-                assert_eq!((found.step, read(&path)), (step, step as f64));
+                assert_eq!(found(folder.path()), Some((step, step as f64)));
                 let names = names(folder.path());
                 assert!(names.len() <= 2, "{names:?}");
             }
         }
         assert_eq!(names(folder.path()), [PARTIAL, "step-000014"]);
+    }
+
+    #[test]
+    fn a_step_may_be_taken_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut snapshots = Snapshots::in_folder(folder.path().into());
+        for (step, value) in [(1, 10.0), (2, 20.0), (2, 30.0), (3, 40.0), (4, 50.0)] {
+            snapshots.take(&manifest(step), &state(value).0).unwrap();
+            assert_eq!(found(folder.path()), Some((step, value)));
+        }
+    }
+
+    #[test]
+    fn one_that_fails_leaves_the_one_before_and_the_next_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut snapshots = Snapshots::in_folder(folder.path().into());
+        (1..4).for_each(|step| snapshots.take(&manifest(step), &state(step as f64).0).unwrap());
+        fs::remove_dir_all(folder.path().join(PARTIAL)).unwrap();
+        let error = snapshots.take(&manifest(4), &state(4.0).0).unwrap_err().to_string();
+        assert!(error.contains(PARTIAL), "{error}");
+        assert_eq!((found(folder.path()), names(folder.path())), (Some((3, 3.0)), vec!["step-000003".to_owned()]));
+        for step in 5..8 {
+            snapshots.take(&manifest(step), &state(step as f64).0).unwrap();
+            assert_eq!(found(folder.path()), Some((step, step as f64)));
+        }
+        assert_eq!(names(folder.path()), [PARTIAL, "step-000007"]);
     }
 }

@@ -51,7 +51,7 @@ pub(crate) struct Needs {
     pub(crate) shared_memory: u64,
     /// The control segment, and all slots wherever they lie.
     pub(crate) queue: u64,
-    /// Of `/dev/shm`, if there is room: the snapshot that is there and the one that is written.
+    /// Of `/dev/shm`, if there is room: the newest snapshot and the one before, which the next is written over.
     pub(crate) snapshots: u64,
     /// One checkpoint.
     pub(crate) checkpoint: u64,

@@ -34,9 +34,10 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: locked by `over`, once, and still mapped. A GPU that fails has forgotten it anyway.
-            let _ = unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast::<c_void>()) };
-        }
+        // What it says may be the failure of something else, from before. Where the context is gone, so is the lock, and what
+        // follows fails.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: locked by `over`, once, and still mapped.
+        let _ = unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast::<c_void>()) };
     }
 }

@@ -47,10 +47,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A failure here means that the context is gone, and the memory with it.
-        if self.gpu.context().bind_to_thread().is_err() {
-            return;
-        }
+        // What it says may be the failure of something else, from before. Where the context is gone, so is the memory, and what
+        // follows fails.
+        let _ = self.gpu.context().bind_to_thread();
         match self.origin {
             Origin::Mapped => unmap(self.start, self.len),
             Origin::Allocated => {

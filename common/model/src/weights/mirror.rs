@@ -27,7 +27,7 @@ const ELEMENT: usize = size_of::<f32>();
 /// The mapped file.
 pub struct Mirror {
     /// Before what it locks.
-    _locked: Option<Locked>,
+    locked: Option<Locked>,
     map: MmapRaw,
     /// Where the tensors' bytes begin.
     start: usize,
@@ -47,7 +47,7 @@ impl Mirror {
         let bytes = header.len() + elements * ELEMENT;
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).map_err(failed)?;
         let map = fill(&file, &header, bytes).inspect_err(|_| drop(fs::remove_file(path))).map_err(failed)?;
-        Ok(Mirror { _locked: lock(&map, device), map, start: header.len(), elements })
+        Ok(Mirror { locked: lock(&map, device), map, start: header.len(), elements })
     }
 
     /// Writes the tensors: contiguous float32 ones, which hold the elements of all of the file's in its order. Waits until they
@@ -66,6 +66,11 @@ impl Mirror {
         }
         assert_eq!(written, self.elements, "elements written, and elements of the file");
         Ok(())
+    }
+
+    /// Whether a GPU writes it at the speed of its link.
+    pub fn is_locked(&self) -> bool {
+        self.locked.is_some()
     }
 
     /// So many elements of the file.
@@ -167,5 +172,26 @@ mod tests {
         let error = Mirror::create(&path, &[("a".to_owned(), vec![1 << 30, 1 << 30])], Device::Cpu).err().unwrap();
         assert!(error.to_string().contains("state.safetensors"), "{error}");
         assert!(!path.exists());
+    }
+
+    /// Out of a GPU's memory too; without one there is nothing to copy.
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test says why")]
+    fn a_gpus_tensors_arrive_bit_for_bit() {
+        let Some(device) = crate::runtime::test_gpu() else { return eprintln!("skipped: no GPU") };
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("state.safetensors");
+        let tensors = [("a".to_owned(), vec![3000, 33]), ("b".to_owned(), vec![])];
+        let mut mirror = Mirror::create(&path, &tensors, device).unwrap();
+        assert!(mirror.is_locked());
+        for round in 0..3 {
+            let (a, b) = (Tensor::randn([3000, 33], (Kind::Float, device)), Tensor::from(round as f32));
+            mirror.write(&[&a, &b]).unwrap();
+            let places = tensors
+                .each_ref()
+                .map(|(name, shape)| (name.clone(), Tensor::zeros(shape, (Kind::Float, Device::Cpu))));
+            weights::load_file_into(&path, &places).unwrap();
+            assert_eq!((&places[0].1, &places[1].1), (&a.to_device(Device::Cpu), &b));
+        }
     }
 }
