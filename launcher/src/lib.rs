@@ -35,6 +35,8 @@ mod report;
 mod snapshots;
 mod supervise;
 mod tensorboard;
+#[cfg(test)]
+mod testing;
 
 use common::exit::Fault;
 

@@ -20,7 +20,9 @@ impl Machine {
         let library = folder.path().join("libnvidia-ml.so.1");
         let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(library).arg(source).status();
         assert!(built.is_ok_and(|status| status.success()), "a C compiler is needed, as for the programs");
-        std::fs::copy(env!("CARGO_BIN_EXE_tandem"), folder.path().join("tandem")).unwrap();
+        // By another process: what this one has open for writing, a child that another thread is just starting has open too.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_tandem")).arg(folder.path()).status();
+        assert!(copied.unwrap().success());
         for name in ["target-worker", "drafter-worker"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }

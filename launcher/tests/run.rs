@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -28,17 +27,23 @@ for name in config.json model.safetensors state.safetensors; do echo > $folder/$
 echo "{\"run_id\": \"r\", \"step\": $step, \"trained\": [[0, $step]], \"mask_token_id\": 9}" > $folder/manifest.json
 "#;
 
-/// Programs in a folder of their own, and what they write.
+/// Makes a program of shell. Another process writes it: what this one has open for writing, a child that another thread is just
+/// starting has open too for a moment, and meanwhile nobody can run it ("text file busy").
+fn write_program(path: &Path, body: &str) {
+    let write = "printf '%s\\n' '#!/bin/sh' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", write]).arg(path).arg(body).status().unwrap().success());
+}
+
+/// Programs in a folder of their own, and what they write. They get there by other processes, as above.
 struct Stage(TempDir);
 
 impl Stage {
     fn new(target: &str, drafter: &str) -> Stage {
         let stage = Stage(tempfile::tempdir().unwrap());
-        fs::copy(env!("CARGO_BIN_EXE_tandem"), stage.0.path().join("tandem")).unwrap();
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_tandem")).arg(stage.0.path()).status().unwrap();
+        assert!(copied.success());
         for (name, body) in [("target-worker", target), ("drafter-worker", &format!("{EVALUATE}{drafter}"))] {
-            let program = stage.0.path().join(name);
-            fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-            fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+            write_program(&stage.0.path().join(name), body);
         }
         stage
     }

@@ -216,7 +216,8 @@ fn as_process_1_it_collects_everybody_and_ends() {
 fn what_a_worker_leaves_behind_is_ended() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tandem", "drafter-worker"] {
-        std::fs::copy(program(name), folder.path().join(name)).unwrap();
+        // By another process, as in `write_program`.
+        assert!(Command::new("cp").arg(program(name)).arg(folder.path()).status().unwrap().success());
     }
     let left = folder.path().join("left");
     let script =
@@ -233,10 +234,11 @@ fn what_a_worker_leaves_behind_is_ended() {
     assert!(!is_running(pid));
 }
 
+/// Makes a program of shell. Another process writes it: what this one has open for writing, a child that another thread is just
+/// starting has open too for a moment, and meanwhile nobody can run it ("text file busy").
 fn write_program(path: &Path, body: &str) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap();
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    let write = "printf '%s\\n' '#!/bin/sh' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", write]).arg(path).arg(body).status().unwrap().success());
 }
 
 #[test]

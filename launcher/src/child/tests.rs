@@ -1,13 +1,12 @@
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::*;
+use crate::testing::write_program;
 
 /// A program made of shell.
 fn script(folder: &Path, body: &str) -> Launch {
     let program = folder.join("worker");
-    std::fs::write(&program, format!("#!/bin/sh\n{body}\n")).unwrap();
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    write_program(&program, body);
     Launch {
         name: "target 0".into(),
         program,

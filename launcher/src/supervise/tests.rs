@@ -1,7 +1,6 @@
 //! The loop over real processes: workers made of shell, a real queue.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,6 +16,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::fleet::FleetSpec;
 use crate::output::OutputArgs;
+use crate::testing::write_program;
 
 /// A run folder with programs of shell beside it.
 struct Stage {
@@ -40,9 +40,7 @@ impl Stage {
         let run_id = format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         for (name, body, rank) in [("target-worker", target, 4), ("drafter-worker", drafter, 5)] {
             let program = folder.path().join(name);
-            let text = format!("#!/bin/sh\nRUN={}\nRANK=${rank}\nID={run_id}\n{body}\n", run_dir.display());
-            fs::write(&program, text).unwrap();
-            fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+            write_program(&program, &format!("RUN={}\nRANK=${rank}\nID={run_id}\n{body}", run_dir.display()));
         }
         let queue = QueueSpec {
             run_id,
