@@ -10,7 +10,7 @@ folder=target/gpu
 rm -rf $folder && mkdir -p $folder/bin $folder/scripts $folder/examples/smollm2-135m/target
 for program in tandem tandem-queue target-worker drafter-worker; do strip -o $folder/bin/$program target/release/$program; done
 for check in $checks; do strip -o $folder/bin/$check target/release/examples/$check; done
-cp scripts/{gpu.sh,gpu-memory.py,kill-launcher.py,qwen3-8b-size.py,random-target.py,run-figures.py,same-weights.py} $folder/scripts/
+cp scripts/{bench-telemetry.sh,gpu.sh,gpu-memory.py,kill-launcher.py,qwen3-8b-size.py,random-target.py,run-figures.py,same-weights.py} $folder/scripts/
 cp -r examples/tiny $folder/examples/
 cp examples/smollm2-135m/*.{toml,jsonl} $folder/examples/smollm2-135m/
 cp examples/qwen3-8b.toml $folder/examples/

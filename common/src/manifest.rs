@@ -111,13 +111,20 @@ pub fn snapshots(run_id: &str) -> PathBuf {
     Path::new("/dev/shm").join(snapshots_name(run_id))
 }
 
+/// The newest whole snapshot in a folder and its manifest, if there is one.
+///
+/// # Errors
+/// The folder is there and cannot be listed.
+pub fn newest_snapshot(folder: &Path) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
+    newest(folder.to_owned(), &SNAPSHOT_FILES)
+}
+
 /// Where training goes on from: the newest of a run folder's checkpoints and of the snapshots in a folder.
 ///
 /// # Errors
 /// As [`newest_checkpoint`].
 pub fn restart_point(run_dir: &Path, snapshots: &Path) -> Result<Option<(PathBuf, Manifest)>, ManifestError> {
-    let snapshot = newest(snapshots.to_owned(), &SNAPSHOT_FILES)?;
-    let both = snapshot.into_iter().chain(newest_checkpoint(run_dir)?);
+    let both = newest_snapshot(snapshots)?.into_iter().chain(newest_checkpoint(run_dir)?);
     Ok(both.max_by_key(|(_, manifest)| manifest.step))
 }
 

@@ -34,6 +34,12 @@ impl Snapshots {
     /// # Errors
     /// There is no room in memory; the one before stays as it is.
     pub(crate) fn take(&mut self, manifest: &Manifest, optimizer: &AdamW) -> Result<(), AnyError> {
+        // Of another process's snapshots one is enough: it may have died before it removed the last but one.
+        if self.newest.is_none()
+            && let Some((newest, _)) = manifest::newest_snapshot(&self.folder)?
+        {
+            self.remove_but(&newest)?;
+        }
         let partial = self.folder.join(PARTIAL);
         let filled = self.fill(&partial, manifest, optimizer);
         if filled.is_err() {
@@ -71,13 +77,19 @@ impl Snapshots {
             in_folder(&folder, |folder| fs::rename(folder, self.folder.join(PARTIAL)))?;
             kept = Some(state);
         }
+        self.remove_but(newest)?;
+        Ok(kept)
+    }
+
+    /// Removes all folders but that one and `PARTIAL`.
+    fn remove_but(&self, kept: &Path) -> Result<(), AnyError> {
         for entry in in_folder(&self.folder, |folder| fs::read_dir(folder))? {
             let path = in_folder(&self.folder, |_| Ok(entry?.path()))?;
-            if path != newest && !path.ends_with(PARTIAL) {
+            if path != kept && !path.ends_with(PARTIAL) {
                 remove(&path)?;
             }
         }
-        Ok(kept)
+        Ok(())
     }
 }
 
@@ -142,6 +154,29 @@ mod tests {
             }
         }
         assert_eq!(names(folder.path()), [PARTIAL, "step-000014"]);
+    }
+
+    /// As two that are whole: its process died between their renames.
+    #[test]
+    fn a_new_process_makes_room_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for step in [1, 2] {
+            let aside = tempfile::tempdir().unwrap();
+            Snapshots::in_folder(aside.path().into()).take(&manifest(step), &state(step as f64).0).unwrap();
+            let name = manifest::folder_name(Step(step));
+            fs::create_dir(folder.path().join(&name)).unwrap();
+            for file in manifest::SNAPSHOT_FILES {
+                fs::copy(aside.path().join(&name).join(file), folder.path().join(&name).join(file)).unwrap();
+            }
+        }
+        // Something in the way of the third one.
+        fs::write(folder.path().join(PARTIAL), "").unwrap();
+        let mut snapshots = Snapshots::in_folder(folder.path().into());
+        assert!(snapshots.take(&manifest(3), &state(3.0).0).is_err());
+        assert_eq!(names(folder.path()), [PARTIAL, "step-000002"]);
+        fs::remove_file(folder.path().join(PARTIAL)).unwrap();
+        snapshots.take(&manifest(3), &state(3.0).0).unwrap();
+        assert_eq!((found(folder.path()), names(folder.path())), (Some((3, 3.0)), vec!["step-000003".to_owned()]));
     }
 
     #[test]

@@ -24,7 +24,8 @@ impl Locked {
     /// The bytes are mapped for reading and writing and stay so while the value lives.
     pub(crate) unsafe fn over(gpu: &Gpu, start: NonNull<u8>, bytes: usize) -> Result<Locked, CudaError> {
         let context = Arc::clone(gpu.context());
-        context.bind_to_thread().doing("taking the GPU's context")?;
+        // What it says may be the failure of something else, from before. Without the context the next call fails.
+        let _ = context.bind_to_thread();
         // SAFETY: the caller's promise; the driver checks the range.
         let locked = unsafe { sys::cuMemHostRegister_v2(start.as_ptr().cast::<c_void>(), bytes, 0) };
         locked.result().doing("locking host memory for a GPU's copies")?;

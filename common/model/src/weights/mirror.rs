@@ -116,7 +116,7 @@ fn lock(map: &MmapRaw, device: Device) -> Option<Locked> {
         // SAFETY: the mapping is the mirror's, which unlocks it first.
         unsafe { Locked::over(&gpu, start, map.len()) }
     });
-    locked.map_err(|error| tracing::debug!("copies to the host are slow: {error}")).ok()
+    locked.map_err(|error| tracing::warn!("copies of the state to shared memory are slow: {error}")).ok()
 }
 
 #[cfg(test)]
