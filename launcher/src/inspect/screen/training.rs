@@ -55,7 +55,7 @@ fn curve(frame: &mut Frame<'_>, area: Rect, (name, values): (&str, &[f64]), colo
     let spread = (most - least).max(f64::MIN_POSITIVE);
     // The least one is a line too: an empty place would be a step that is missing.
     let level = |value: f64| (((value - least) / spread * (LEVELS - 1.0)) as u64).max(1) + LEVELS as u64 / 8;
-    let levels: Vec<u64> = shrunk(values, usize::from(area.width))
+    let levels: Vec<u64> = fitted(values, usize::from(area.width))
         .iter()
         .map(|value| if value.is_finite() { level(*value) } else { 0 })
         .collect();
@@ -63,12 +63,10 @@ fn curve(frame: &mut Frame<'_>, area: Rect, (name, values): (&str, &[f64]), colo
     frame.render_widget(line.block(block(&title)), area);
 }
 
-/// As many values as there are columns: means of equal stretches.
-fn shrunk(values: &[f64], columns: usize) -> Vec<f64> {
-    if values.len() <= columns || columns == 0 {
-        return values.to_vec();
-    }
-    let stretch = |column: usize| &values[column * values.len() / columns..(column + 1) * values.len() / columns];
+/// A value for each column: means of equal stretches, or each value over as many columns.
+fn fitted(values: &[f64], columns: usize) -> Vec<f64> {
+    let start = |column: usize| column * values.len() / columns;
+    let stretch = |column: usize| &values[start(column)..start(column + 1).max(start(column) + 1)];
     (0..columns).map(stretch).map(|part| part.iter().sum::<f64>() / part.len() as f64).collect()
 }
 
@@ -77,9 +75,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_curves_are_shrunk_to_means() {
-        assert_eq!(shrunk(&[1.0, 3.0, 5.0, 7.0], 2), [2.0, 6.0]);
-        assert_eq!(shrunk(&[1.0, 3.0], 9), [1.0, 3.0]);
-        assert_eq!(shrunk(&(0..1000).map(f64::from).collect::<Vec<_>>(), 80).len(), 80);
+    fn curves_take_all_columns_long_ones_by_means() {
+        assert_eq!(fitted(&[1.0, 3.0, 5.0, 7.0], 2), [2.0, 6.0]);
+        assert_eq!(fitted(&[1.0, 3.0], 5), [1.0, 1.0, 1.0, 3.0, 3.0]);
+        assert_eq!(fitted(&[1.0, 3.0, 5.0], 4), [1.0, 1.0, 3.0, 5.0]);
+        assert_eq!(fitted(&(0..1000).map(f64::from).collect::<Vec<_>>(), 80).len(), 80);
+        assert!(fitted(&[1.0], 0).is_empty());
     }
 }
