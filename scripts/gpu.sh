@@ -3,8 +3,8 @@
 # then one table; "test" is the number that docs/benchmarks.md lists them by. Exit code 2 if one of them failed.
 #
 #   checks   the arena between processes: speed, cost, deaths, refusals, leaks   sum     NCCL between two processes
-#   bench    target's capture (GPU 0) and drafter's step (GPU 1), side by side;  pair    whole runs of the small sizes
-#            writes snapshots of 13 GB to /dev/shm if there is room
+#   bench    target's capture (GPU 0) and drafter's step (GPU 1), side by side   pair    whole runs of the small sizes
+#            (the drafter's state, 13 GB, goes to /dev/shm if there is room)
 #   nccl     two pairs joined by NCCL against one                                orphans the launcher is killed
 #   large    whole runs at Qwen3-8B's size; only when asked for: it writes 16 GB, in /dev/shm where that has 80 free
 set -o pipefail

@@ -9,7 +9,7 @@
 //! - **A6** a lease is returned exactly once, also after a crash.
 //! - **A7** the inspector maps read-only and changes no byte.
 //! - **A8** nothing flows from drafter to target at run time.
-//! - **A9** the same configuration and seed under `strict` give the same losses, on a GPU up to what cuDNN adds up in no fixed order.
+//! - **A9** the same configuration and seed under `strict` give the same losses (on a GPU nearly).
 //! - **A10** a checkpoint is whole or absent.
 //! - **A11** the training forward equals the inference step.
 //! - **A12** every row exactly once per epoch.

@@ -294,7 +294,7 @@ pub enum PopPolicy {
     /// Random bucket weighted by what is ready in it, oldest first.
     #[default]
     Mixed,
-    /// Batch order: the same seed gives the same losses whatever the timing, on a GPU up to what cuDNN adds up in no fixed order.
+    /// Batch order: the same seed gives the same losses whatever the timing (on a GPU nearly).
     Strict,
 }
 

@@ -17,7 +17,7 @@ use super::{PARTIAL, STATE_FILE, in_folder, remove};
 /// A drafter's snapshots in one folder.
 pub(crate) struct Snapshots {
     folder: PathBuf,
-    /// Made by this process; what another one left is removed after the first snapshot.
+    /// Made by this process. Of what another one left, the newest stays until the first snapshot is taken.
     newest: Option<(PathBuf, Mirror)>,
     /// The state in the folder under the name `PARTIAL`, while that is this process's.
     spare: Option<Mirror>,
